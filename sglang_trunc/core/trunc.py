@@ -1,0 +1,115 @@
+"""TRUNC: draft a chain at depth d1, then take the whole chain from d1 to R in one widened pass.
+
+One round of one batch, as a pure function over a ``LaneEngine``:
+
+1. propose: each request's newest token runs steps [0, d1); its choice at d1 is the next draft, until the
+   request's budget is full or the drafted token's probability falls under the threshold;
+2. commit: every kept node continues from its state at d1 through [d1, R); one readout at R; the longest prefix
+   of drafts equal to the choice at R is accepted, and the row after it gives the bonus token.
+
+Choice = argmax, the lowest id on ties. Draft work is never repeated. A budget of 1 is plain decoding. Every
+accepted node has run all R steps, so its KV is valid at every depth when it is counted.
+
+Source: self-speculative early exit of looped models (Huginn, arXiv 2502.05171, section on zero-shot
+self-speculation) with Leviathan et al. 2023 for the greedy acceptance rule; contract in ``notes/structure.md``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sglang_trunc.core.counters import Counters
+from sglang_trunc.core.looped import LaneEngine, Nodes
+from sglang_trunc.core.options import TruncOptions
+
+
+class Run(NamedTuple):
+    """What one round gives every request; ``w`` is the batch's widest chain."""
+
+    tokens: Tensor  # int64 [bs, w]: the run left-aligned: accepted drafts, then the bonus; rest is padding
+    lengths: Tensor  # int64 [bs]: accepted drafts + 1
+    logits: Tensor  # float32 [kept, vocabulary]: full-depth logits of the kept nodes
+    kept: Nodes  # the nodes those rows belong to
+
+
+def trunc_round(
+    engine: LaneEngine, roots: Tensor, budgets: list[int], options: TruncOptions, counters: Counters
+) -> Run:
+    """One TRUNC round.
+
+    ``roots`` int64 [bs]: each request's bonus token. ``budgets``: nodes each request may use, root included,
+    at least 1 each.
+    """
+    chains, lengths = _propose(engine, roots, budgets, options, counters)
+    kept = _chain_nodes(lengths)
+    depth = options.d1
+    if depth < engine.recurrences:
+        engine.advance(kept, depth, engine.recurrences)
+        counters.count_ticks(engine.recurrences - depth, len(kept))
+    logits = engine.readout(kept)
+    counters.count_readout(engine.recurrences, len(kept))
+    choices = torch.zeros_like(chains)
+    choices[kept.request, kept.offset] = logits.argmax(-1)
+    accepted = count_accepted(chains, choices, lengths)
+    counters.count_round(drafted=lengths - 1, accepted=accepted)
+    return Run(choices, accepted + 1, logits, kept)
+
+
+def count_accepted(chains: Tensor, choices: Tensor, lengths: Tensor) -> Tensor:
+    """Drafts kept per request: int64 [bs].
+
+    ``chains`` int64 [bs, w]: node tokens, root first. ``choices`` int64 [bs, w]: full-depth choice of each node.
+    ``lengths`` int64 [bs]: nodes of each chain. Draft j+1 survives while it equals the choice of node j.
+    """
+    drafts, verdicts = chains[:, 1:], choices[:, :-1]
+    position = torch.arange(drafts.shape[1], device=chains.device)
+    agrees = (drafts == verdicts) & (position < lengths.unsqueeze(1) - 1)
+    return agrees.cumprod(1).sum(1)
+
+
+def _propose(
+    engine: LaneEngine, roots: Tensor, budgets: list[int], options: TruncOptions, counters: Counters
+) -> tuple[Tensor, Tensor]:
+    """Chains int64 [bs, w] and their lengths int64 [bs]; every node of a chain stands at depth d1."""
+    width = max(budgets)
+    room = torch.tensor(budgets, device=roots.device)
+    chains = roots.new_zeros(len(budgets), width)
+    chains[:, 0] = roots
+    lengths = torch.ones_like(room)
+    growing = torch.arange(len(budgets), device=roots.device)
+    for offset in range(width):
+        nodes = Nodes(growing, torch.full_like(growing, offset))
+        engine.start(nodes, chains[growing, offset])
+        engine.advance(nodes, 0, options.d1)
+        counters.count_ticks(options.d1, len(nodes))
+        growing = growing[room[growing] > offset + 1]
+        if not len(growing):
+            break
+        nodes = Nodes(growing, torch.full_like(growing, offset))
+        logits = engine.readout(nodes)
+        counters.count_readout(options.d1, len(nodes))
+        drafts = logits.argmax(-1)
+        if options.draft_threshold > 0:
+            sure = _probability(logits, drafts) >= options.draft_threshold
+            growing, drafts = growing[sure], drafts[sure]
+            if not len(growing):
+                break
+        chains[growing, offset + 1] = drafts
+        lengths[growing] += 1
+    return chains, lengths
+
+
+def _probability(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Softmax probability of one token a row: float32 [n]."""
+    picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return (picked - logits.logsumexp(-1)).exp()
+
+
+def _chain_nodes(lengths: Tensor) -> Nodes:
+    """All nodes of chains with these lengths, ordered by request, then offset."""
+    requests = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+    first = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    return Nodes(requests, torch.arange(len(requests), device=lengths.device) - first)

@@ -1,0 +1,44 @@
+"""Everything this package hangs into SGLang, in one place: the algorithm and the hooks.
+
+Each target stands in ``seams.TABLE`` too, which is checked before this runs. Hooks leave models that are not looped,
+and servers without one of our algorithms, as they are.
+"""
+
+from __future__ import annotations
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_trunc.engine import admission, algorithm, kv_pool, reporting, slots
+
+_SRT = "sglang.srt."
+HOOKS = (
+    (
+        _SRT + "mem_cache.kv_cache_configurator.KVCacheConfigurator._resolve_kv_pool_class",
+        kv_pool.resolve_pool_class,
+        HookType.AROUND,
+    ),
+    (
+        _SRT + "model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size",
+        kv_pool.cell_size,
+        HookType.AFTER,
+    ),
+    (
+        _SRT + "mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+        slots.extra_context_len,
+        HookType.AFTER,
+    ),
+    (_SRT + "mem_cache.allocation.assign_req_to_token_pool_func", slots.assign_rows, HookType.AROUND),
+    (_SRT + "managers.scheduler.Scheduler._add_request_to_queue", admission.check_before_queue, HookType.AROUND),
+    (
+        _SRT + "managers.scheduler_components.internal_state.SchedulerInternalStateController._add_speculative",
+        reporting.add_counters,
+        HookType.AFTER,
+    ),
+)
+
+
+def install() -> None:
+    """Register the algorithm and the hooks; SGLang applies the hooks after all plugins have run."""
+    algorithm.register()
+    for target, function, kind in HOOKS:
+        HookRegistry.register(target, function, kind)

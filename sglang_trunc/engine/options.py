@@ -1,0 +1,31 @@
+"""Where the schedules' options meet SGLang: the launch override and the model's config."""
+
+from __future__ import annotations
+
+import json
+
+from sglang_trunc.core.options import OVERRIDE_KEY, ModelShape, OptionError, Resolved, TruncOptions, resolve_options
+from sglang_trunc.engine.kv_pool import POISON_ENV
+
+OTHER_ENVIRONMENT = (POISON_ENV,)
+
+
+def resolve(hf_config) -> Resolved:
+    """Options of a looped model, each with its source; refuses what cannot be used with one sentence.
+
+    SGLang has put ``--json-model-override-args`` onto the config as attributes, in every process.
+    """
+    override = getattr(hf_config, OVERRIDE_KEY, None)
+    return resolve_options(ModelShape.of(hf_config), override, other_env=OTHER_ENVIRONMENT)
+
+
+def options_of(hf_config) -> TruncOptions:
+    return resolve(hf_config).options
+
+
+def override_args(server_args) -> dict:
+    """The parsed ``--json-model-override-args``."""
+    try:
+        return json.loads(server_args.json_model_override_args or "{}")
+    except ValueError as error:
+        raise OptionError(f"--json-model-override-args is not readable JSON: {error}.") from error

@@ -1,0 +1,46 @@
+"""Two corrections of SGLang 0.5.23's slot tables under speculation.
+
+* A decode round reserves twice the block behind a request's committed length, but at page size 1 a row of
+  ``req_to_token`` has less headroom than that, and a request close to the context limit would write into the next
+  request's row.
+* The table is written by a Triton kernel, which a CPU can only run through the interpreter.
+"""
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_alloc_reserve_per_decode
+from sglang.srt.platforms import current_platform
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+from sglang_trunc.engine.names import is_ours
+
+
+def extra_context_len(result: int) -> int:
+    """After ``get_req_to_token_extra_context_len``: room for the whole reserve at every page size."""
+    if not is_ours(SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm)):
+        return result
+    return max(result, get_alloc_reserve_per_decode() + get_alloc_page_size() - 1)
+
+
+def assign_rows(
+    original,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    start_offset: Tensor,
+    end_offset: Tensor,
+    out_cache_loc: Tensor,
+    batch_size: int,
+) -> None:
+    """Around ``assign_req_to_token_pool_func``: in torch where Triton cannot launch."""
+    if req_to_token.device.type != "cpu" or current_platform.capabilities.supports_triton:
+        return original(req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc, batch_size)
+    counts = (end_offset - start_offset).to(torch.int64)
+    rows = req_pool_indices.to(torch.int64).repeat_interleave(counts)
+    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    within = torch.arange(len(rows)) - first
+    columns = start_offset.to(torch.int64).repeat_interleave(counts) + within
+    req_to_token[rows, columns] = out_cache_loc[: len(rows)].to(req_to_token.dtype)
+    return None
