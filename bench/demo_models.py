@@ -57,6 +57,8 @@ RAVEN = RavenReferenceConfig(
     eos_token_id=STOPS,
 )
 BACKPROP_DEPTH = 4  # recurrences that gradients flow through, Raven
+EMBEDDING_STD = 0.5
+BRANCH_SCALE = 0.4  # Ouro's branch output norms: twelve unit branches would drown the embedding
 MEAN_DEPTH = 5.0  # of the depths drawn in training, Raven
 
 
@@ -77,9 +79,11 @@ def build(family: str, seed: int) -> LoopedReference:
 def _initialise(model: LoopedReference, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
-            continue  # norm weights stay 1, the exit gate's bias is unused
+            if "layernorm_2." in name:
+                parameter.fill_(BRANCH_SCALE)
+            continue  # other norm weights stay 1, the exit gate's bias is unused
         fan_in = parameter.shape[1]
-        std = 1.0 if name.endswith(("embed_tokens.weight", "wte.weight")) else 1 / math.sqrt(fan_in)
+        std = EMBEDDING_STD if name.endswith(("embed_tokens.weight", "wte.weight")) else 1 / math.sqrt(fan_in)
         if name == "lm_head.weight":
             std = 0.02
         elif name.endswith((".proj.weight", "o_proj.weight", "down_proj.weight")):

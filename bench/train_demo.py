@@ -38,7 +38,8 @@ DEMOS = ROOT / "sglang_trunc" / "demos"
 FAMILIES = ("ouro", "raven")
 TOKENS_PER_STEP = 2048
 LENGTHS, LENGTH_WEIGHTS = (256, 512, 1024), (0.75, 0.15, 0.10)
-WARMUP_STEPS = 100
+WARMUP_STEPS = 60
+MUON_LEARNING_RATE = 0.02
 FINAL_LR_SHARE = 0.02
 PROBE = "def read_json(path):\n"
 
@@ -67,9 +68,9 @@ def train(
     console.print(f"{len(stream)} training tokens, {len(held_out)} held out, corpus {corpus.digest}")
 
     model = build(family, seed)
-    started = time.monotonic()
+    started, cpu_started = time.monotonic(), time.process_time()
     history = run_steps(model, stream, steps, seed, learning_rate)
-    wall = time.monotonic() - started
+    wall, cpu = time.monotonic() - started, time.process_time() - cpu_started
     save_checkpoint(model, out, torch.bfloat16)
     save_tokenizer(tokenizer, out, MAX_POSITIONS)
     figures = evaluate(load_checkpoint(out, torch.float32), held_out)
@@ -83,6 +84,7 @@ def train(
         "learning_rate": learning_rate,
         "threads": threads,
         "wall_minutes": round(wall / 60, 1),
+        "cpu_minutes": round(cpu / 60, 1),
         "parameters": sum(p.numel() for p in model.parameters()),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
@@ -110,20 +112,22 @@ def run_steps(
 ) -> dict[str, dict[str, float]]:
     """Trains in place; returns mean loss per depth over windows of steps: {"step": {"depth": loss}}."""
     rng = random.Random(seed)
-    optimizer = make_optimizer(model, learning_rate)
+    optimizers = make_optimizers(model, learning_rate)
     history: dict[str, dict[str, float]] = {}
     seen: dict[int, list[float]] = defaultdict(list)
     window = max(1, steps // 20)
     started = time.monotonic()
     for step in track(range(steps), description="training", console=console, disable=not console.is_terminal):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * schedule(step, steps)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * schedule(step, steps)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             result: Losses = losses(model, draw_batch(stream, rng), rng, step)
         result.total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
         for depth, value in zip(result.depths, result.values, strict=True):
             seen[depth].append(value)
         if (step + 1) % window == 0:
@@ -134,13 +138,26 @@ def run_steps(
     return history
 
 
-def make_optimizer(model: LoopedReference, learning_rate: float) -> torch.optim.Optimizer:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.05},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+def make_optimizers(model: LoopedReference, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the blocks, AdamW for embedding, head and norm weights.
+
+    With a few million tokens to learn from, AdamW alone is still far from a sane text when they are used up.
+    """
+    inner, table, vectors = [], [], []
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2 or "early_exit_gate" in name:
+            vectors.append(parameter)
+        elif name.endswith(("embed_tokens.weight", "wte.weight", "lm_head.weight")):
+            table.append(parameter)
+        else:
+            inner.append(parameter)
+    muon = {"params": inner, "peak_lr": MUON_LEARNING_RATE}
+    tables = {"params": table, "peak_lr": learning_rate, "weight_decay": 0.01}
+    rest = {"params": vectors, "peak_lr": learning_rate, "weight_decay": 0.0}
+    return [
+        torch.optim.Muon([muon], lr=MUON_LEARNING_RATE, weight_decay=0.05),
+        torch.optim.AdamW([tables, rest], lr=learning_rate, betas=(0.9, 0.95)),
     ]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
 
 
 def schedule(step: int, steps: int) -> float:

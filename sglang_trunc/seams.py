@@ -83,6 +83,11 @@ TABLE: tuple[Seam, ...] = (
     Seam("mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "call"),
     Seam("mem_cache.allocation_sizing.get_alloc_page_size", "call"),
     Seam(
+        "mem_cache.allocation.get_last_loc",
+        "hook",
+        ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
+    ),
+    Seam(
         "mem_cache.allocation.assign_req_to_token_pool_func",
         "hook",
         ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "out_cache_loc", "batch_size"),

@@ -14,6 +14,7 @@ import importlib.metadata
 import logging
 import platform as host
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +37,10 @@ class Row:
 
 
 def run(model_path: str | None, console: Console, all_seams: bool = False) -> int:
-    logging.disable(logging.WARNING)  # SGLang warns about absent accelerators while it is imported
-    with console.status("loading sglang"):
+    # SGLang warns about absent accelerators while it is imported, and logs what the rows say.
+    logging.disable(logging.CRITICAL)
+    with console.status("loading sglang"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         rows = [row for name, check in checks(model_path) for row in guarded(name, check)]
     console.print(table(rows, all_seams))
     broken = [row for row in rows if not row.ok]

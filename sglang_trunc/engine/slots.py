@@ -1,9 +1,10 @@
-"""Two corrections of SGLang 0.5.23's slot tables under speculation.
+"""Corrections of SGLang 0.5.23's slot tables under speculation.
 
 * A decode round reserves twice the block behind a request's committed length, but at page size 1 a row of
   ``req_to_token`` has less headroom than that, and a request close to the context limit would write into the next
   request's row.
-* The table is written by a Triton kernel, which a CPU can only run through the interpreter.
+* The table is read and written by Triton kernels, chosen by the name of the attention backend; a CPU can only run
+  them through the interpreter.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ def extra_context_len(result: int) -> int:
     return max(result, get_alloc_reserve_per_decode() + get_alloc_page_size() - 1)
 
 
+def last_loc(original, req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> Tensor:
+    """Around ``get_last_loc``: each request's last slot before ``prefix_lens``, -1 for an empty prefix."""
+    if _triton_runs(req_to_token):
+        return original(req_to_token, req_pool_indices, prefix_lens)
+    last = req_to_token[req_pool_indices.long(), (prefix_lens.long() - 1).clamp(min=0)].to(prefix_lens.dtype)
+    return torch.where(prefix_lens > 0, last, -1)
+
+
 def assign_rows(
     original,
     req_pool_indices: Tensor,
@@ -35,7 +44,7 @@ def assign_rows(
     batch_size: int,
 ) -> None:
     """Around ``assign_req_to_token_pool_func``: in torch where Triton cannot launch."""
-    if req_to_token.device.type != "cpu" or current_platform.capabilities.supports_triton:
+    if _triton_runs(req_to_token):
         return original(req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc, batch_size)
     counts = (end_offset - start_offset).to(torch.int64)
     rows = req_pool_indices.to(torch.int64).repeat_interleave(counts)
@@ -44,3 +53,7 @@ def assign_rows(
     columns = start_offset.to(torch.int64).repeat_interleave(counts) + within
     req_to_token[rows, columns] = out_cache_loc[: len(rows)].to(req_to_token.dtype)
     return None
+
+
+def _triton_runs(table: Tensor) -> bool:
+    return table.device.type != "cpu" or current_platform.capabilities.supports_triton

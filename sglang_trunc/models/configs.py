@@ -11,55 +11,23 @@ architectures, rope_parameters). `num_hidden_layers` counts physical layers. Nei
 
 SGLang applies ``--json-model-override-args`` by plain attribute assignment after the config was built, so
 every assignment is checked: a value that would not be served as documented raises one sentence, and it does
-so in the launching process. Rules between fields are in `check()`, which the models call again at load.
+so in the launching process. Rules between fields are in `check()`, for the models to call again at load.
 """
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
+from sglang_trunc.models.field_checks import FieldCheck, at_least, last_step_only, not_below_zero, one_of
 from sglang_trunc.models.layer_ids import LoopShape
 
 logger = logging.getLogger(__name__)
 
 BLOCK_KINDS = ("huginn", "llama", "olmo2")
-
-FieldCheck = Callable[[str, Any], None]
-
-
-def at_least(lowest: int) -> FieldCheck:
-    def check(name: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            raise ValueError(f"{name} is {value!r}, but must be an integer from {lowest} up.")
-
-    return check
-
-
-def one_of(*accepted: Any) -> FieldCheck:
-    def check(name: str, value: Any) -> None:
-        if value not in accepted:
-            choices = ", ".join("null" if item is None else repr(item) for item in accepted)
-            raise ValueError(f"{name} is {value!r}, but only {choices} can be served.")
-
-    return check
-
-
-def not_below_zero(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(f"{name} is {value!r}, but must be a finite number from 0 up.")
-
-
-def last_step_only(name: str, value: Any) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (number and value >= 1):
-        raise ValueError(
-            f"{name} is {value!r}, but every token is read from the last recurrence, so that only 1 or more "
-            f"(or null) is accepted; set total_ut_steps to serve fewer recurrences."
-        )
 
 
 class LoopedConfig(PreTrainedConfig):  # type: ignore[misc]  # an untyped base

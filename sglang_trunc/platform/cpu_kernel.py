@@ -29,8 +29,8 @@ from sglang_trunc.platform.cpu_vector import inlined, load_i64, take_ticket
 
 
 def _content() -> str:
-    """Intrinsics are inlined across files, so an edit to one kernel file outdates what is cached of the others."""
-    files = sorted(Path(__file__).parent.glob("cpu_*.py"))
+    """What kernels of other files inline: an edit there outdates their cached code, which numba cannot see."""
+    files = [Path(__file__).with_name(f"cpu_{name}.py") for name in ("exp", "kernel", "tiles", "vector")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -86,7 +86,8 @@ class Kernel:
         compiled = CFunc(function, _SIGNATURE, locals={}, options={"error_model": "numpy"})
         try:
             compiled.enable_caching()
-            compiled._cache._cache_file._source_stamp = _CONTENT
+            file = compiled._cache._cache_file
+            file._source_stamp = (file._source_stamp, _CONTENT)
             compiled.compile()
         except (AttributeError, OSError, RuntimeError):  # nowhere to write, or a numba with other internals
             compiled = CFunc(function, _SIGNATURE, locals={}, options={"error_model": "numpy"})

@@ -18,18 +18,20 @@ def fake_servers(monkeypatch):
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), os.environ.get("PYTHONPATH", "")]))
     started = []
+    start = Server.start
 
-    def post_init(self):
+    def start_fake(self):
         self.module = "fake_sglang"
         started.append(self)
+        return start(self)
 
-    monkeypatch.setattr(Server, "__post_init__", post_init, raising=False)
+    monkeypatch.setattr(Server, "start", start_fake)
     return started
 
 
 @pytest.fixture
 def console():
-    return Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    return Console(width=200, record=True, file=open(os.devnull, "w"))
 
 
 @pytest.fixture

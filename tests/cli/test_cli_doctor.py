@@ -11,12 +11,8 @@ def only(monkeypatch, *rows):
 
 
 def test_everything_holds(monkeypatch, console):
-    only(
-        monkeypatch,
-        Row("sglang", True, "0.5.23"),
-        Row("seam a.b", True, "holds"),
-        Row("seam a.c", True, "holds"),
-    )
+    seams = [Row(f"seam {path}", True, "holds") for path in ("a.b", "a.c")]
+    only(monkeypatch, Row("sglang", True, "0.5.23"), *seams)
     assert doctor.run(None, console) == 0
     said = console.export_text()
     assert "2 hold" in said

@@ -207,9 +207,11 @@ def test_more_exact_preset_wins_and_a_tie_is_an_error():
         (ModelShape("RavenForCausalLM", 2048, 14, 32, 128256, 8), "recurrent-llama-3.2.json"),
         (ModelShape("RavenForCausalLM", 2048, 14, 32, 100352, 16), "recurrent-olmo-2.json"),
         (ModelShape("RavenForCausalLM", 2048, 16, 32, 32000, 4), "recurrent-tinyllama.json"),
+        (ModelShape("OuroForCausalLM", 128, 3, 4, 2048, 2), "demo-ouro.json"),
+        (ModelShape("RavenForCausalLM", 128, 4, 16, 2048, 2), "demo-raven.json"),
     ],
 )
-def test_published_models_find_their_preset(shape, name):
+def test_published_and_demo_models_find_their_preset(shape, name):
     presets = load_presets()
     assert find_preset(shape, presets).name == name
     assert find_preset(shape._replace(recurrences=3), presets) is None

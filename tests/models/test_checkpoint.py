@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import Module, Parameter
 from transformers import AutoConfig
 
@@ -21,6 +21,8 @@ from sglang_trunc.models.checkpoint import (
 )
 from sglang_trunc.models.configs import OuroConfig, RavenConfig, register
 from sglang_trunc.models.tensor_names import block_kind_of, detect_block_kind, tensor_names
+from sglang_trunc.reference.checkpoint import load_checkpoint
+from sglang_trunc.reference.tiny import FAMILIES, write_tiny
 
 OURO = OuroConfig(
     vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=4,
@@ -30,29 +32,28 @@ RAVEN = RavenConfig(
     vocab_size=11, n_embd=8, n_heads=2, n_layers=4, n_layers_in_prelude=1, n_layers_in_recurrent_block=2,
     n_layers_in_coda=1, intermediate_size=12, block_size=32, mean_recurrence=3, tie_embeddings=False,
 )  # fmt: skip
-SHARD_ROWS = {"q": (0, 8), "k": (8, 12), "v": (12, 16), 0: (0, 12), 1: (12, 24)}
-
-
-def fused_loader(param, loaded, shard):
-    start, stop = SHARD_ROWS[shard]
-    param.data[start:stop].copy_(loaded)
 
 
 def make_params(manifest: Manifest, dtype=torch.float32) -> dict[str, Parameter]:
     """One parameter per target; fused ones get a weight_loader as SGLang's linear layers have."""
-    rows: dict[str, int] = {}
+    rows: dict[str, dict] = {}
     for slot in manifest.values():
-        rows[slot.param] = rows.get(slot.param, 0) + slot.shape[0]
+        rows.setdefault(slot.param, {})[slot.shard] = slot.shape
     params = {}
-    for slot in manifest.values():
-        if slot.param in params:
-            continue
-        params[slot.param] = Parameter(
-            torch.full((rows[slot.param], *slot.shape[1:]), torch.nan, dtype=dtype)
-        )
-        if slot.shard is not None:
-            params[slot.param].weight_loader = fused_loader
+    for name, shapes in rows.items():
+        height, tail = sum(shape[0] for shape in shapes.values()), next(iter(shapes.values()))[1:]
+        params[name] = Parameter(torch.full((height, *tail), torch.nan, dtype=dtype))
+        if None not in shapes:
+            params[name].weight_loader = fused_loader([(shard, shape[0]) for shard, shape in shapes.items()])
     return params
+
+
+def fused_loader(parts):
+    def load(param, loaded, shard):
+        start = sum(height for _, height in parts[: [name for name, _ in parts].index(shard)])
+        param.data[start : start + len(loaded)].copy_(loaded)
+
+    return load
 
 
 def make_weights(manifest: Manifest) -> dict[str, torch.Tensor]:
@@ -275,6 +276,31 @@ def test_model_that_does_not_match_its_manifest_is_a_programming_error():
     ledger = WeightLedger(params, manifest)
     with pytest.raises(TypeError, match=r"\['model.extra'\].*\['model.norm.weight'\]"):
         ledger.finish()
+
+
+# Against the reference implementation's files
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_manifest_is_what_the_reference_stores(tmp_path, family):
+    register()
+    write_tiny(family, tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    kind = None if config.model_type == "ouro" else detect_block_kind(config, tmp_path)
+    manifest = ouro_manifest(config) if kind is None else raven_manifest(config, kind)
+    stored = load_file(tmp_path / "model.safetensors")
+    beside = {"freqs_cis", "lm_head.weight"} if kind == "huginn" else set()
+    assert {name: slot.shape for name, slot in manifest.items()} == {
+        name: tuple(tensor.shape) for name, tensor in stored.items() if name not in beside
+    }
+    params = make_params(manifest)
+    load_weights(params, stored.items(), manifest)
+    reference = load_checkpoint(tmp_path).config
+    assert config.recurrences == reference.full_depth
+    assert config.rope_theta == reference.rope_theta
+    assert config.head_dim == reference.head_dim
+    if kind is not None:
+        assert (kind, config.embed_scale) == (reference.block, pytest.approx(reference.embed_scale))
 
 
 # Block kinds and tensor names

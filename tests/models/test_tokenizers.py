@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as tokenizer_models
 
+from sglang_trunc.models import tokenizers as tokenizers_module
 from sglang_trunc.models.configs import register
 from sglang_trunc.models.tokenizers import (
     TokenizerFacts,
@@ -80,11 +81,9 @@ def hooked():
     pytest.importorskip("sglang")
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    from sglang_trunc.models import tokenizers
-
     register()
-    tokenizers.register()
-    tokenizers.register()
+    tokenizers_module.register()
+    tokenizers_module.register()
     HookRegistry.apply_hooks()
     return HookRegistry
 
@@ -181,7 +180,33 @@ def test_model_without_a_tokenizer_keeps_its_ids(hooked, tmp_path):
     assert ModelConfig(str(tmp_path)).hf_eos_token_id == {0}
 
 
+def test_tokenizer_of_another_folder_decides(hooked, retrofit_repository, tmp_path, monkeypatch):
+    from sglang.srt.configs.model_config import ModelConfig
+
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(RAVEN_CONFIG))
+    launched = {("serving", "tokenizer_path"): retrofit_repository}
+    monkeypatch.setattr(tokenizers_module, "_launched", lambda *key: launched.get(key))
+    assert ModelConfig(str(model)).hf_eos_token_id == {257}
+
+
 # Thinking tags
+
+
+def test_tags_survive_in_a_tokenizer_folder_without_a_config(thinking_repository, tmp_path, monkeypatch):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(thinking_repository)
+    alone = tmp_path / "alone"
+    tokenizer.save_pretrained(alone)
+    launched = {}
+    monkeypatch.setattr(tokenizers_module, "_launched", lambda *key: launched.get(key))
+    keep_thinking_tags(tokenizer, tokenizer, str(alone))
+    assert tokenizer.decode([3], skip_special_tokens=True) == ""
+    launched["model", "model_path"] = thinking_repository
+    keep_thinking_tags(tokenizer, tokenizer, str(alone))
+    assert tokenizer.decode([3], skip_special_tokens=True) == "<think>"
 
 
 def test_tags_survive_decoding_in_every_loading_process(hooked, thinking_repository):

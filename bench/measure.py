@@ -1,0 +1,96 @@
+"""One cell of a comparison: an arm, a prompt length, a concurrency.
+
+A cell is measured in *waves*: ``concurrency`` different prompts sent together, as many waves as the number
+of requests needs. The prefix cache is empty before each cell and no prompt appears twice, so that prefill is
+paid every time. A cell's speed is the sum of its waves' tokens over the sum of their windows
+(``serving.timing``): decode speed leaves the prefill out, total speed does not.
+
+Nothing here compares arms; ``summary`` does.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sglang_trunc.serving import counters, timing
+from sglang_trunc.serving.client import Client, Completion
+from sglang_trunc.serving.server import Server
+
+
+class Cell(NamedTuple):
+    prompt_len: int
+    concurrency: int
+
+
+class Measured(NamedTuple):
+    """One arm's cell in one round."""
+
+    arm: str
+    round: int
+    cell: Cell
+    decode_tps: float  # tokens/s of all requests together, prefill left out
+    total_tps: float  # prefill included
+    ttft: float  # median seconds to the first token
+    accept_length: float | None  # None: a plain server
+    ticks_per_token: float | None
+    accept_rate: float | None
+    output_ids: list[list[int]]
+
+
+def measure(
+    server: Server, arm: str, number: int, cell: Cell, prompts: Sequence[Sequence[int]], tokens: int
+) -> Measured:
+    with server.client() as client:
+        client.flush_cache()
+        before = counters.engine_counters(server.internal_state())
+        waves = [send(client, wave, tokens) for wave in in_waves(prompts, cell.concurrency)]
+        after = counters.engine_counters(server.internal_state())
+    answers = [answer for wave in waves for answer in wave]
+    check_counts(answers, cell, tokens)
+    spent = after - before if before and after else None
+    return Measured(
+        arm,
+        number,
+        cell,
+        speed([timing.decode_window(wave) for wave in waves]),
+        speed([timing.total_window(wave) for wave in waves]),
+        statistics.median(timing.ttft(answer) for answer in answers),
+        counters.total(answers).accept_length if spent else None,
+        counters.ticks_per_token(spent),
+        spent.accept_rate if spent and spent.drafted else None,
+        [answer.output_ids for answer in answers],
+    )
+
+
+def warm_up(server: Server, cell: Cell, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    """One unmeasured wave of a cell's own shape: compiled kernels, allocator, page cache."""
+    with server.client() as client:
+        send(client, prompts[: cell.concurrency], tokens)
+
+
+def send(client: Client, wave: Sequence[Sequence[int]], tokens: int) -> list[Completion]:
+    return client.generate_many(wave, len(wave), max_new_tokens=tokens, ignore_eos=True, stream=True)
+
+
+def in_waves(prompts: Sequence[Sequence[int]], concurrency: int) -> list[Sequence[Sequence[int]]]:
+    """Full waves only: a last wave with fewer requests would be another cell."""
+    return [prompts[i : i + concurrency] for i in range(0, len(prompts) - concurrency + 1, concurrency)]
+
+
+def speed(windows: Sequence[tuple[int, float]]) -> float:
+    return sum(tokens for tokens, _ in windows) / sum(seconds for _, seconds in windows)
+
+
+def check_counts(answers: Sequence[Completion], cell: Cell, tokens: int) -> None:
+    """A cell is only what it says if every prompt was prefilled whole and every answer is full."""
+    for answer in answers:
+        if answer.completion_tokens != tokens or len(answer.output_ids) != tokens:
+            raise RuntimeError(
+                f"asked for {tokens} tokens, got {answer.completion_tokens}: {answer.finish_reason}"
+            )
+        if answer.prompt_tokens != cell.prompt_len:
+            raise RuntimeError(
+                f"sent {cell.prompt_len} prompt tokens, the server counted {answer.prompt_tokens}"
+            )

@@ -1,0 +1,66 @@
+"""Prompts of an exact token length, cut from real text.
+
+Text comes from files every machine has or that lie in ``bench/prompts``: source files of the running Python's
+standard library (``code``), ``bench/prompts/prose.txt`` (``prose``), both in turn (``mixed``), or a file of
+the user's. It is tokenised by the served model's own tokenizer and cut at fixed places, so the same model
+and Python give the same prompts; ``digest`` is recorded because another Python has other sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent / "prompts"
+STDLIB = ("textwrap.py", "shlex.py", "heapq.py", "configparser.py", "csv.py", "fractions.py", "bisect.py")
+KINDS = ("mixed", "code", "prose")
+
+
+class Corpus(NamedTuple):
+    """Named texts; prompts are taken from them in turn."""
+
+    texts: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\0".join(self.texts.values()).encode()).hexdigest()[:16]
+
+
+def corpus(source: str) -> Corpus:
+    """``source``: one of ``KINDS``, or a text file."""
+    if source not in KINDS:
+        return Corpus({Path(source).name: Path(source).read_text(encoding="utf-8")})
+    texts = {}
+    if source in ("mixed", "code"):
+        library = Path(sysconfig.get_paths()["stdlib"])
+        texts["code"] = "\n".join((library / name).read_text(encoding="utf-8") for name in STDLIB)
+    if source in ("mixed", "prose"):
+        texts["prose"] = (HERE / "prose.txt").read_text(encoding="utf-8")
+    return Corpus(texts)
+
+
+def tokenised(source: Corpus, tokenize: Callable[[str], list[int]]) -> list[list[int]]:
+    return [tokenize(text) for text in source.texts.values()]
+
+
+def cut(tokens: Sequence[Sequence[int]], length: int, count: int, skip: int = 0) -> list[list[int]]:
+    """``count`` different prompts of ``length`` tokens; ``skip`` prompts of the same series come before them.
+
+    Places are spread evenly over a text and shifted for each length, so prompts of one run never share a
+    prefix that the cache could reuse.
+    """
+    prompts = []
+    for index in range(skip, skip + count):
+        text = tokens[index % len(tokens)]
+        room = len(text) - length
+        if room < 1:
+            raise ValueError(f"the text has {len(text)} tokens, too few for prompts of {length}")
+        # The golden ratio's multiples are spread evenly however many are taken.
+        place = int(((index // len(tokens) + 1) * 0.6180339887 + length * 0.1) % 1.0 * room)
+        prompts.append(list(text[place : place + length]))
+    if len({tuple(prompt) for prompt in prompts}) < count:
+        raise ValueError(f"{count} different prompts of {length} tokens cannot be cut from this text")
+    return prompts

@@ -1,0 +1,132 @@
+"""Lane attention against float64, and its promise: a row's bits depend on that row alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_trunc.platform.cpu_attention import lane_attention
+
+SLOTS = 700
+SHAPES = [(16, 16, 64), (8, 2, 96), (4, 4, 128), (6, 3, 40), (10, 1, 80), (3, 3, 24), (5, 5, 16), (2, 1, 256)]
+
+
+class Case:
+    """Rows of several requests and steps over one pool with shuffled slots."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, seed: int = 0):
+        gen = torch.Generator().manual_seed(seed)
+        self.kv_heads, self.dim, self.dtype = kv_heads, dim, dtype
+        pool = torch.randn(2, 2 * SLOTS, kv_heads * dim, generator=gen)
+        self.k, self.v = pool.to(dtype).float()
+        tables = [torch.randperm(SLOTS - 1, generator=gen) + 1 for _ in range(4)]
+        self.indices = torch.cat(tables).int()
+        # (table, length, step): a block of one request, its other step, prefill-like runs, zero, single rows
+        rows = [(0, 97 + i, 0) for i in range(7)] + [(0, 97, 1), (0, 40, 1)] + [(1, 0, 0), (1, 5, 0), (1, 650, 0)]
+        rows += [(2, 1 + i, 1) for i in range(70)] + [(3, 33, 0)] * 3 + [(3, 64, 1), (2, 32, 0)]
+        table, length, step = (torch.tensor(column) for column in zip(*rows, strict=True))
+        self.start, self.length, self.offset = table * (SLOTS - 1), length, step * SLOTS
+        self.q = torch.randn(len(rows), heads * dim, generator=gen).to(dtype)
+
+    def run(self, rows: Tensor | None = None, length_type: torch.dtype = torch.int32) -> Tensor:
+        rows = torch.arange(len(self.q)) if rows is None else rows
+        q = self.q[rows]
+        out = torch.full_like(q, float("nan"))
+        where = (self.start[rows], self.length[rows].to(length_type), self.offset[rows])
+        return lane_attention(q, self.k, self.v, self.indices, *where, out, self.dim**-0.5, self.kv_heads)
+
+    def used(self) -> Tensor:
+        """Which pool rows any query may read."""
+        used = torch.zeros(2 * SLOTS, dtype=torch.bool)
+        for start, length, offset in zip(self.start, self.length, self.offset, strict=True):
+            used[self.indices[start : start + length].long() + offset] = True
+        return used
+
+    def expected(self) -> Tensor:
+        repeats = self.q.shape[1] // (self.kv_heads * self.dim)
+        rows = []
+        for q, start, length, offset in zip(self.q, self.start, self.length, self.offset, strict=True):
+            slots = self.indices[start : start + length].long() + offset
+            k, v = (pool[slots].double().view(-1, self.kv_heads, self.dim) for pool in (self.k, self.v))
+            k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+            scores = torch.einsum("hd,thd->ht", q.double().view(-1, self.dim), k) * self.dim**-0.5
+            rows.append(torch.einsum("ht,thd->hd", scores.softmax(-1), v).flatten())
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_matches_float64(shape, dtype):
+    case = Case(*shape, dtype)
+    tolerance = 2e-6 if dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_company(shape, dtype):
+    case = Case(*shape, dtype)
+    together = case.run()
+    for row in range(0, len(case.q), 3):
+        assert torch.equal(case.run(torch.tensor([row]))[0], together[row]), row
+    for seed in range(4):
+        some = torch.randperm(len(case.q), generator=torch.Generator().manual_seed(seed))[: 5 + 20 * seed]
+        assert torch.equal(case.run(some), together[some])
+        assert torch.equal(case.run(some.sort().values), together[some.sort().values])
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 64), (10, 1, 80), (2, 1, 256)])
+def test_bits_do_not_depend_on_threads(shape):
+    case, threads = Case(*shape, torch.bfloat16), torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3, 5):
+            torch.set_num_threads(count)
+            results.append(case.run())
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_unread_slots_and_zero_length_are_harmless():
+    case = Case(8, 2, 96, torch.bfloat16)
+    clean = case.run()
+    unused = ~case.used()
+    case.k[unused] = float("nan")
+    case.v[unused] = float("nan")
+    assert torch.equal(case.run(length_type=torch.int64), clean)
+    assert (clean[case.length == 0] == 0).all()
+
+
+def test_a_neighbours_poison_stays_with_the_neighbour():
+    """The longest of rows that share a prefix has NaN and infinity behind the others' ends."""
+    case = Case(4, 4, 128, torch.bfloat16)
+    clean = case.run()
+    tail = case.indices[case.start[6] + 101 : case.start[6] + 103].long()
+    case.k[tail[0]], case.v[tail[0]] = float("nan"), float("inf")
+    case.v[tail[1]] = float("nan")
+    shorter = torch.arange(5)  # lengths 97..101 of one group
+    assert torch.equal(case.run()[shorter], clean[shorter])
+
+
+def test_padding_rows_and_strided_rows():
+    case = Case(16, 16, 64, torch.bfloat16)
+    case.length[-5:], case.start[-5:], case.offset[-5:] = 1, 0, 0
+    case.indices[0] = 0
+    expected = case.run()
+    wide = torch.zeros(len(case.q), 3 * 1024, dtype=torch.bfloat16)
+    wide[:, :1024] = case.q
+    case.q = wide[:, :1024]
+    out = torch.zeros(len(case.q), 2048, dtype=torch.bfloat16)[:, 1024:]
+    where = (case.start, case.length.int(), case.offset)
+    lane_attention(case.q, case.k, case.v, case.indices, *where, out, 0.125, 16)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_peaked_and_far_apart_scores(scale):
+    """Scores spread over hundreds: the running maximum moves, weights vanish, nothing overflows."""
+    case = Case(4, 2, 64, torch.float32)
+    case.q *= scale
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=3e-5, atol=3e-5)
