@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sglang_trunc.serving import counters, timing
 from sglang_trunc.serving.client import Client, Completion

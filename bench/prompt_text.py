@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent / "prompts"
-STDLIB = ("textwrap.py", "shlex.py", "heapq.py", "configparser.py", "csv.py", "fractions.py", "bisect.py")
+# Held out of the demo models' training (demo_corpus.py): acceptance on them is not memory.
+STDLIB = ("modulefinder.py", "asyncio/locks.py", "multiprocessing/util.py", "operator.py", "runpy.py")
 KINDS = ("mixed", "code", "prose")
 
 
@@ -49,18 +50,23 @@ def tokenised(source: Corpus, tokenize: Callable[[str], list[int]]) -> list[list
 def cut(tokens: Sequence[Sequence[int]], length: int, count: int, skip: int = 0) -> list[list[int]]:
     """``count`` different prompts of ``length`` tokens; ``skip`` prompts of the same series come before them.
 
-    Places are spread evenly over a text and shifted for each length, so prompts of one run never share a
-    prefix that the cache could reuse.
+    Places are spread evenly over a text and shifted for each length. A place whose tokens were had already
+    (short prompts repeat in code) moves on. Texts too short for the length are left out.
     """
-    prompts = []
-    for index in range(skip, skip + count):
+    longest = max(map(len, tokens))
+    if longest <= length:
+        raise ValueError(f"the longest text has {longest} tokens, too few for prompts of {length}")
+    tokens = [text for text in tokens if len(text) > length]
+    prompts: dict[tuple[int, ...], None] = {}
+    for index in range(skip + count):
         text = tokens[index % len(tokens)]
         room = len(text) - length
-        if room < 1:
-            raise ValueError(f"the text has {len(text)} tokens, too few for prompts of {length}")
         # The golden ratio's multiples are spread evenly however many are taken.
         place = int(((index // len(tokens) + 1) * 0.6180339887 + length * 0.1) % 1.0 * room)
-        prompts.append(list(text[place : place + length]))
-    if len({tuple(prompt) for prompt in prompts}) < count:
-        raise ValueError(f"{count} different prompts of {length} tokens cannot be cut from this text")
-    return prompts
+        shifts = ((place + shift) % room for shift in range(room))
+        candidates = (tuple(text[start : start + length]) for start in shifts)
+        fresh = next((prompt for prompt in candidates if prompt not in prompts), None)
+        if fresh is None:
+            raise ValueError(f"{count} different prompts of {length} tokens cannot be cut from this text")
+        prompts[fresh] = None
+    return [list(prompt) for prompt in prompts][skip:]

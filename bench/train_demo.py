@@ -50,9 +50,9 @@ console = Console(width=110)
 @app.command()
 def train(
     family: str,
-    steps: int = 2400,
+    steps: int = 2000,
     seed: int = 0,
-    learning_rate: float = 4e-3,
+    learning_rate: float = 5e-3,
     threads: int = 1,
     out: Path | None = None,
 ) -> None:

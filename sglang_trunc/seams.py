@@ -1,9 +1,9 @@
 """The table of every SGLang name this package relies on, and its check.
 
-SGLang 0.5.23 has no stable plugin interface for most of what a looped model needs. So each name that is imported,
-overridden, called or hooked stands here once, with the parameters we pass or receive. ``require_all`` runs when
-the plugin is loaded: one mismatch and nothing is installed but stubs that say which name and what to do.
-``sglang-trunc doctor`` prints the same table.
+SGLang 0.5.23 has no stable plugin interface for most of what a looped model needs. So each name that is
+imported, overridden, called or hooked stands here once, with the parameters we pass or receive.
+``require_all`` runs when the plugin is loaded: one mismatch and nothing is installed but stubs that say which
+name and what to do. ``sglang-trunc doctor`` prints the same table.
 
 A class of tests reads the package's own imports and asserts that each is listed.
 """
@@ -75,9 +75,7 @@ TABLE: tuple[Seam, ...] = (
     Seam(_POOL, "subclass", ("size", "page_size", "dtype")),
     Seam(_POOL + "._create_buffers_normal", "override", ("self",)),
     Seam(_POOL + "._init_kv_copy_and_warmup", "override", ("self",)),
-    Seam(
-        "mem_cache.kv_cache_configurator.KVCacheConfigurator._resolve_kv_pool_class", "hook", ("kind", "default")
-    ),
+    Seam("mem_cache.kv_cache_configurator.KVCacheConfigurator._resolve_kv_pool_class", "hook", ("kind", "default")),
     Seam("model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size", "hook", ("kvc", "num_layers")),
     Seam("mem_cache.allocation_sizing.get_req_to_token_extra_context_len", "hook"),
     Seam("mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "call"),
@@ -112,7 +110,12 @@ TABLE: tuple[Seam, ...] = (
     Seam("layers.vocab_parallel_embedding.ParallelLMHead", "call", ("num_embeddings", "embedding_dim")),
     Seam("layers.vocab_parallel_embedding.VocabParallelEmbedding", "call", ("num_embeddings", "embedding_dim")),
     Seam("distributed.tensor_model_parallel_all_gather", "call"),
+    Seam("configs.model_config.ModelConfig._get_hf_eos_token_id", "hook", ("self",)),
+    Seam("utils.hf_transformers.tokenizer._apply_post_load_fixes", "hook", ("tokenizer",)),
     # GPU-less platform
+    Seam("arg_groups.resolution_hooks.register_resolution_hook", "call", ("name",)),
+    Seam("arg_groups.overrides.declare_resolution", "call", ("server_args", "source")),
+    Seam("arg_groups.overrides.resolving_view", "call", ("server_args",)),
     Seam("platforms.current_platform", "import"),
     Seam("platforms.cpu.CpuDeviceMixin", "subclass"),
     Seam("platforms.interface.SRTPlatform", "subclass"),

@@ -1,7 +1,7 @@
 """What the engine did, in numbers that obey identities.
 
-One ``Counters`` a worker; schedules report to it, ``/server_info`` and the command line read it. "Run" is what one
-round commits for one request: accepted drafts plus the bonus token, SGLang's ``accept_len``.
+One ``Counters`` a worker; schedules report to it, ``/server_info`` and the command line read it. "Run" is
+what one round commits for one request: accepted drafts plus the bonus token, SGLang's ``accept_len``.
 
 Identities (tests): ``tokens == accepted + runs``; ``accepted <= drafted``;
 ``sum(accepted_by_position) == accepted``; ``rows >= ticks``.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -23,12 +24,12 @@ class Counters:
     runs: int = 0  # (round, request) pairs
     ticks: int = 0  # calls of the core, each one step of all its rows
     rows: int = 0  # rows over all ticks
-    readouts: Counter = field(default_factory=Counter)  # depth -> rows read out
-    widths: Counter = field(default_factory=Counter)  # rows -> ticks of that width
+    readouts: Counter[int] = field(default_factory=Counter)  # depth -> rows read out
+    widths: Counter[int] = field(default_factory=Counter)  # rows -> ticks of that width
     drafted: int = 0
     accepted: int = 0
-    drafted_by_position: Counter = field(default_factory=Counter)  # 1-based position in the chain
-    accepted_by_position: Counter = field(default_factory=Counter)
+    drafted_by_position: Counter[int] = field(default_factory=Counter)  # 1-based position in the chain
+    accepted_by_position: Counter[int] = field(default_factory=Counter)
 
     @property
     def tokens(self) -> int:
@@ -53,7 +54,7 @@ class Counters:
             self.drafted_by_position.update(range(1, made + 1))
             self.accepted_by_position.update(range(1, kept + 1))
 
-    def report(self) -> dict:
+    def report(self) -> dict[str, Any]:
         """JSON-ready totals, with the derived ratios users ask for."""
         return {
             "rounds": self.rounds,
@@ -72,5 +73,5 @@ class Counters:
         }
 
 
-def _as_json(counts: Counter) -> dict[str, int]:
+def _as_json(counts: Counter[int]) -> dict[str, int]:
     return {str(key): counts[key] for key in sorted(counts)}

@@ -58,9 +58,7 @@ def hash_uniform(positions: torch.Tensor, seed: int, width: int) -> torch.Tensor
     return (_shift_right(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
 
 
-def initial_state(
-    positions: torch.Tensor, seed: int, width: int, std: float, dtype: torch.dtype
-) -> torch.Tensor:
+def initial_state(positions: torch.Tensor, seed: int, width: int, std: float, dtype: torch.dtype) -> torch.Tensor:
     """[n, width] state rows for int64 positions [n]; all zeros when std is 0.
 
     `std` is the complete scale: init_values.std * init_scale * embed_scale in a Raven config's terms.

@@ -107,9 +107,7 @@ def resolve_options(
     override = {} if override is None else override
     _refuse_unknown_env(environ, other_env)
     if not isinstance(override, Mapping):
-        raise OptionError(
-            f"{OVERRIDE_KEY} of --json-model-override-args is {override!r}, but must be an object."
-        )
+        raise OptionError(f"{OVERRIDE_KEY} of --json-model-override-args is {override!r}, but must be an object.")
     _refuse_unknown_keys(override, f"{OVERRIDE_KEY} of --json-model-override-args")
     preset = find_preset(shape, load_presets() if presets is None else presets)
     values: dict[str, Any] = {}
@@ -205,9 +203,7 @@ def parse_preset(name: str, text: str) -> Preset:
     match, values = content.get("match", {}), content.get("trunc", {})
     for key in match:
         if key not in ModelShape._fields:
-            raise OptionError(
-                f"{key} cannot be matched (preset {name}), only {', '.join(ModelShape._fields)}."
-            )
+            raise OptionError(f"{key} cannot be matched (preset {name}), only {', '.join(ModelShape._fields)}.")
     if not match:
         raise OptionError(f"match is empty in preset {name}, but must name the model's shape.")
     _refuse_unknown_keys(values, f"preset {name}")

@@ -4,8 +4,8 @@ One round of one batch, as a pure function over a ``LaneEngine``:
 
 1. propose: each request's newest token runs steps [0, d1); its choice at d1 is the next draft, until the
    request's budget is full or the drafted token's probability falls under the threshold;
-2. commit: every kept node continues from its state at d1 through [d1, R); one readout at R; the longest prefix
-   of drafts equal to the choice at R is accepted, and the row after it gives the bonus token.
+2. commit: every kept node continues from its state at d1 through [d1, R); one readout at R; the longest
+   prefix of drafts equal to the choice at R is accepted, and the row after it gives the bonus token.
 
 Choice = argmax, the lowest id on ties. Draft work is never repeated. A budget of 1 is plain decoding. Every
 accepted node has run all R steps, so its KV is valid at every depth when it is counted.
@@ -61,8 +61,9 @@ def trunc_round(
 def count_accepted(chains: Tensor, choices: Tensor, lengths: Tensor) -> Tensor:
     """Drafts kept per request: int64 [bs].
 
-    ``chains`` int64 [bs, w]: node tokens, root first. ``choices`` int64 [bs, w]: full-depth choice of each node.
-    ``lengths`` int64 [bs]: nodes of each chain. Draft j+1 survives while it equals the choice of node j.
+    ``chains`` int64 [bs, w]: node tokens, root first. ``choices`` int64 [bs, w]: full-depth choice of each
+    node. ``lengths`` int64 [bs]: nodes of each chain. Draft j+1 survives while it equals the choice of node
+    j.
     """
     drafts, verdicts = chains[:, 1:], choices[:, :-1]
     position = torch.arange(drafts.shape[1], device=chains.device)

@@ -1,7 +1,8 @@
 """TRUNC as SGLang sees it: a registered algorithm, its launch checks and the arguments it fills in.
 
-``validate`` runs in the launching process only, on a stand-in for ``ServerArgs`` that records assignments to known
-fields. Whatever the engine cannot do exactly is refused here, by the flag's name, in one sentence; what a request asks
+``validate`` runs in the launching process only, on a stand-in for ``ServerArgs`` that records assignments to
+known fields. Whatever the engine cannot do exactly is refused here, by the flag's name, in one sentence; what
+a request asks
 for is checked in ``admission``.
 """
 
@@ -107,7 +108,7 @@ def validate(server_args) -> None:
 
 
 def _refusal(algorithm: str, field: str, flag: str, value, accepted: tuple) -> str:
-    names = ", ".join("unset" if item in (None, False, [], {}) else str(item) for item in dict.fromkeys(map(str, accepted)))
+    names = ", ".join(dict.fromkeys("unset" if item in (None, False, [], {}) else str(item) for item in accepted))
     hint = "; set block_size and d1 instead (see README, options)" if field in _SET_BY_OPTIONS else ""
     return f"{flag} {value} is not supported by --speculative-algorithm {algorithm}; accepted: {names}{hint}."
 

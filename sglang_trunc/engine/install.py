@@ -1,7 +1,7 @@
 """Everything this package hangs into SGLang, in one place: the algorithm and the hooks.
 
-Each target stands in ``seams.TABLE`` too, which is checked before this runs. Hooks leave models that are not looped,
-and servers without one of our algorithms, as they are.
+Each target stands in ``seams.TABLE`` too, which is checked before this runs. Hooks leave models that are not
+looped, and servers without one of our algorithms, as they are.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """One slot, all depths: the KV pool of the looped models.
 
-SGLang hands out one slot a token and shares slots through its radix cache. That stays. Each physical core layer
-gets ONE K and ONE V tensor of ``R*N`` rows (``N`` = pool rows); the KV layer (step s, layer l) that SGLang sees is
-the contiguous view ``[s*N : (s+1)*N]``. A lane at step s therefore addresses slot t as row ``s*N + t`` of the same
-tensor, and lanes of any mix of steps, requests and branches go through one attention call. Bytes a token equal
-plain decoding's; nothing is copied when a draft is kept or dropped.
+SGLang hands out one slot a token and shares slots through its radix cache. That stays. Each physical core
+layer gets ONE K and ONE V tensor of ``R*N`` rows (``N`` = pool rows); the KV layer (step s, layer l) that
+SGLang sees is the contiguous view ``[s*N : (s+1)*N]``. A lane at step s therefore addresses slot t as row
+``s*N + t`` of the same tensor, and lanes of any mix of steps, requests and branches go through one attention
+call. Bytes a token equal plain decoding's; nothing is copied when a draft is kept or dropped.
 
 Prelude and coda layers keep one row a slot.
 
-``pool_class_for`` makes the class that SGLang's configurator constructs; ``install`` hooks it in for looped models
-only.
+``pool_class_for`` makes the class that SGLang's configurator constructs; ``install`` hooks it in for looped
+models only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.runtime_context import get_exec
 from torch import Tensor
 
-from sglang_trunc.models.layer_ids import LoopShape
+from sglang_trunc.models.layer_ids import PARTS, LoopShape, Part
 from sglang_trunc.platform.names import ATTENTION_BACKEND
 
 POISON_ENV = "SGLANG_TRUNC_POISON_KV"
@@ -68,11 +68,11 @@ class LoopedKVPool(MHATokenToKVPool):
         self.k_buffer: list[Tensor] = [torch.empty(0)] * self.layer_num
         self.v_buffer: list[Tensor] = [torch.empty(0)] * self.layer_num
         self._flat: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
-        for part in ("prelude", "core", "coda"):
+        for part in PARTS:
             for index in range(getattr(self.shape, part)):
                 self._create_layer(part, index)
 
-    def _create_layer(self, part: str, index: int) -> None:
+    def _create_layer(self, part: Part, index: int) -> None:
         ids = self.shape.layer_ids(part, index)
         rows = self.rows_per_step
         keys = self._allocate(len(ids) * rows, self.head_dim)

@@ -1,8 +1,8 @@
 """Choice of the lane-attention implementation by device.
 
-All have one signature, that of ``kernels.lane_attention``. On the GPU-less platform it is the compiled kernel that
-plain decoding uses too, so that both give the same bits; elsewhere the torch reference, until a faster kernel is
-chosen here.
+All have one signature, that of ``kernels.lane_attention``. On the GPU-less platform it is the compiled kernel
+that plain decoding uses too, so that both give the same bits; elsewhere the torch reference, until a faster
+kernel is chosen here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class LaneAttention(NamedTuple):
     """The two calls a lane makes in every layer."""
 
     name: str
-    store_rows: Callable[..., None]
-    attend: Callable[..., None]
+    store_rows: Callable[..., object]
+    attend: Callable[..., object]
 
 
 def choose() -> LaneAttention:

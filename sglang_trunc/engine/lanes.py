@@ -1,12 +1,14 @@
 """The ``LaneEngine`` over a served model: lanes of many requests, each at its own step, in static buffers.
 
 A lane's hidden state lives in a bank, addressed by ``request * width + offset``; a call gathers the rows it
-advances, runs the model's own functions and scatters them back, so widths may change from call to call. What a
-call reads is written into static row buffers first; padding rows point at the bank's spare row and at slot 0,
-SGLang's padding sink, with length 1. So a body depends on its bucket's width alone, as a captured graph must.
+advances, runs the model's own functions and scatters them back, so widths may change from call to call. What
+a call reads is written into static row buffers first; padding rows point at the bank's spare row and at slot
+0, SGLang's padding sink, with length 1. So a body depends on its bucket's width alone, as a captured graph
+must.
 
-Contract with the pool (``kv_pool``): slot t at step s is row ``s*N + t`` of a core layer; outside the core it is
-row t. K/V of all rows of a call are written before any row attends, so a chain may be advanced in one call.
+Contract with the pool (``kv_pool``): slot t at step s is row ``s*N + t`` of a core layer; outside the core it
+is row t. K/V of all rows of a call are written before any row attends, so a chain may be advanced in one
+call.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Corrections of SGLang 0.5.23's slot tables under speculation.
 
 * A decode round reserves twice the block behind a request's committed length, but at page size 1 a row of
-  ``req_to_token`` has less headroom than that, and a request close to the context limit would write into the next
-  request's row.
-* The table is read and written by Triton kernels, chosen by the name of the attention backend; a CPU can only run
-  them through the interpreter.
+  ``req_to_token`` has less headroom than that, and a request close to the context limit would write into the
+  next request's row.
+* The table is read and written by Triton kernels, chosen by the name of the attention backend; a CPU can only
+  run them through the interpreter.
 """
 
 from __future__ import annotations

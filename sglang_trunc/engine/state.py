@@ -46,6 +46,7 @@ class TruncState(SpecInput):
     def merge_batch(self, other: TruncState) -> None:
         """Append the requests of another batch."""
         if self.future_indices is not None:
+            assert other.future_indices is not None
             self.future_indices = torch.cat((self.future_indices, other.future_indices))
             return
         self.bonus_tokens = torch.cat((self.bonus_tokens, other.bonus_tokens))

@@ -1,9 +1,10 @@
 """The speculative worker: SGLang's V2 schema around one schedule.
 
-The scheduler calls ``forward_batch_generation`` once a round. Prefill goes to the target worker unchanged (so the
-first token, its logprobs and its options are the plain path's); a decode round becomes one ``trunc_round`` over the
-lanes of all requests. The worker owns no KV: the slots behind a request's committed length were reserved by
-SGLang, rejected ones are written again in the next round, and the scheduler frees what is left.
+The scheduler calls ``forward_batch_generation`` once a round. Prefill goes to the target worker unchanged (so
+the first token, its logprobs and its options are the plain path's); a decode round becomes one
+``trunc_round`` over the lanes of all requests. The worker owns no KV: the slots behind a request's committed
+length were reserved by SGLang, rejected ones are written again in the next round, and the scheduler frees
+what is left.
 
 ``accept_lens`` counts only positions whose KV stands at all R depths, since the radix cache shares them.
 """

@@ -1,9 +1,9 @@
 """Lane attention in plain torch: the reference of every faster implementation.
 
-A lane is one query row with its own list of K/V rows. The arguments are those that SGLang's Triton decode kernel
-takes in another form: a flat array of slot ids, where each lane's ids start in it, how many there are, and what is
-added to each id (``step * N`` in the pool of ``engine.kv_pool``). Lanes of one request share their start, so they
-share the prefix; nothing requires it.
+A lane is one query row with its own list of K/V rows. The arguments are those that SGLang's Triton decode
+kernel takes in another form: a flat array of slot ids, where each lane's ids start in it, how many there are,
+and what is added to each id (``step * N`` in the pool of ``engine.kv_pool``). Lanes of one request share
+their start, so they share the prefix; nothing requires it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def lane_attention(
     """``out[r] = softmax(scale * q[r] K_r^T) V_r`` per head, in float32.
 
     q, out: ``[rows, Hq*D]``. k_rows, v_rows: ``[slots, Hkv*D]``. kv_indices: integer, flat. kv_start, kv_len,
-    kv_offset: int64 ``[rows]``. Row r reads ``k_rows[kv_offset[r] + kv_indices[kv_start[r] + t]]``, t < kv_len[r];
-    a row of length 0 gives zeros.
+    kv_offset: int64 ``[rows]``. Row r reads ``k_rows[kv_offset[r] + kv_indices[kv_start[r] + t]]``, t <
+    kv_len[r]; a row of length 0 gives zeros.
     """
     rows = q.shape[0]
     head_dim = k_rows.shape[1] // num_kv_heads

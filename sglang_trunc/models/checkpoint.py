@@ -110,9 +110,7 @@ def _add_embedding(slots: Manifest, config: Any, name: str) -> None:
         slots["lm_head.weight"] = Slot(shape, "lm_head.weight")
 
 
-def load_strictly(
-    model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]], manifest: Manifest
-) -> set[str]:
+def load_strictly(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]], manifest: Manifest) -> set[str]:
     """First call: the whole checkpoint; later ones: weight updates of a running server, in any portions."""
     complete = bool(getattr(model, "checkpoint_loaded", False))
     written = load_weights(dict(model.named_parameters()), weights, manifest, partial=complete)
@@ -175,9 +173,7 @@ class WeightLedger:
         elif slot.shard is None and param.shape == tensor.shape:
             param.data.copy_(tensor)
         else:
-            raise TypeError(
-                f"Parameter {slot.param} of shape {list(param.shape)} has no weight_loader for {name}."
-            )
+            raise TypeError(f"Parameter {slot.param} of shape {list(param.shape)} has no weight_loader for {name}.")
         self.written.add(slot.param)
 
     def finish(self, *, partial: bool = False) -> None:

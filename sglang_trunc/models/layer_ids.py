@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Part = Literal["prelude", "core", "coda"]
+PARTS: tuple[Part, ...] = ("prelude", "core", "coda")
 
 
 class LayerPlace(NamedTuple):

@@ -14,7 +14,7 @@ The step is an argument of ``attend``'s maker, never a state of the model. KV la
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -23,7 +23,7 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
-from sglang_trunc.models.layer_ids import LoopShape
+from sglang_trunc.models.layer_ids import LoopShape, Part
 from sglang_trunc.models.ops import Ops, RopeTable, TorchOps
 
 
@@ -37,7 +37,7 @@ class LoopState(NamedTuple):
 class AttentionSite:
     """One physical layer's attention: where it is, and SGLang's attention modules for each of its KV layers."""
 
-    def __init__(self, part: str, index: int, layer_ids: list[int], radix: nn.ModuleList):
+    def __init__(self, part: Part, index: int, layer_ids: list[int], radix: nn.ModuleList):
         self.part = part  # "prelude", "core" or "coda"
         self.index = index  # within its part
         self.layer_ids = layer_ids  # one per step for the core, else one
@@ -63,7 +63,7 @@ class Attention(nn.Module):
     ``names``: attribute names of the fused and the output projection, as the checkpoint has them.
     """
 
-    def __init__(self, config, shape: LoopShape, part: str, index: int, rope: RopeTable, names: tuple[str, str]):
+    def __init__(self, config, shape: LoopShape, part: Part, index: int, rope: RopeTable, names: tuple[str, str]):
         super().__init__()
         tp = get_parallel().tp_size
         heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -125,15 +125,14 @@ class LoopedCausalLM(nn.Module):
     """Base of the served looped models; a subclass gives ``embed``, ``recur``, ``readout`` and ``lm_head``."""
 
     shape: LoopShape
-    lm_head: nn.Module
+    lm_head: Any  # SGLang's ParallelLMHead, or the embedding where the two are tied
     injects = False  # True: ``LoopState.injected`` is a tensor
 
     def __init__(self, config, shape: LoopShape):
         super().__init__()
         if get_parallel().pp_size != 1:
-            raise ValueError(
-                f"--pp-size {get_parallel().pp_size} is not supported for looped models; use 1."
-            )
+            raise ValueError(f"--pp-size {get_parallel().pp_size} is not supported for looped models; use 1.")
+        config.check()  # overrides are assigned one by one; the rules between fields are checked here
         self.config = config
         self.shape = shape
         self.start_layer = 0

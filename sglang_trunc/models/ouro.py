@@ -68,7 +68,7 @@ class OuroForCausalLM(LoopedCausalLM):
         super().__init__(config, config.loop_shape)
         self.model = OuroModel(config, self.shape)
         if config.tie_word_embeddings:
-            self.lm_head: nn.Module = self.model.embed_tokens
+            self.lm_head = self.model.embed_tokens
         else:
             self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
 

@@ -1,19 +1,19 @@
 """Raven: Huginn-0125 and the retrofitted Llama, TinyLlama and OLMo-2 (``RavenForCausalLM``).
 
 Prelude: embedding and ``P`` blocks, giving the vector ``e`` that every step injects. Step: adapter over
-``concat(state, e)``, then ``C`` core blocks. Readout: [``ln_f``,] ``D`` coda blocks, ``ln_f``, LM head. The coda
-attends with KV of its own, written at each readout and valid at full depth once the token is verified.
+``concat(state, e)``, then ``C`` core blocks. Readout: [``ln_f``,] ``D`` coda blocks, ``ln_f``, LM head. The
+coda attends with KV of its own, written at each readout and valid at full depth once the token is verified.
 
 Three kinds of block share these names; the published configs do not tell them apart, the checkpoint's
 tensor names do (``tensor_names.detect_block_kind``):
 
-* ``huginn``: ``x = n2(attn(n1 x) + x)``, ``x = n4(mlp(n3 x) + x)``; biases on q and k; RoPE on adjacent pairs;
-  embeddings scaled by sqrt(d); ``ln_f`` before the coda as well;
+* ``huginn``: ``x = n2(attn(n1 x) + x)``, ``x = n4(mlp(n3 x) + x)``; biases on q and k; RoPE on adjacent
+  pairs; embeddings scaled by sqrt(d); ``ln_f`` before the coda as well;
 * ``llama``: pre-norm blocks; RoPE on halves in the model's dtype;
 * ``olmo2``: norms on the branches' outputs, RMS norms over the whole q and k projections.
 
-The initial state is a pure function of (seed, absolute position), see ``core.initial_state``: chunked prefill,
-prefix cache, retraction and every schedule then agree. Facts: arXiv 2502.05171 and 2511.07384.
+The initial state is a pure function of (seed, absolute position), see ``core.initial_state``: chunked
+prefill, prefix cache, retraction and every schedule then agree. Facts: arXiv 2502.05171 and 2511.07384.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from sglang_trunc.core.initial_state import initial_state
 from sglang_trunc.models.checkpoint import load_strictly, raven_manifest
-from sglang_trunc.models.layer_ids import LoopShape
+from sglang_trunc.models.layer_ids import LoopShape, Part
 from sglang_trunc.models.looped import Attend, Attention, GatedMLP, LoopedCausalLM, LoopState, Norm
 from sglang_trunc.models.ops import Ops, RopeTable
 from sglang_trunc.models.rope import rope_table
@@ -74,7 +74,7 @@ class OlmoAttention(Attention):
 class HuginnBlock(nn.Module):
     """Sandwich block with the residual inside the output norms."""
 
-    def __init__(self, config, shape: LoopShape, part: str, index: int, rope: RopeTable):
+    def __init__(self, config, shape: LoopShape, part: Part, index: int, rope: RopeTable):
         super().__init__()
         width, eps = config.hidden_size, config.norm_eps
         self.attn = HuginnAttention(config, shape, part, index, rope, _NAMES[0])
@@ -92,7 +92,7 @@ class HuginnBlock(nn.Module):
 class LlamaBlock(nn.Module):
     """Pre-norm block."""
 
-    def __init__(self, config, shape: LoopShape, part: str, index: int, rope: RopeTable):
+    def __init__(self, config, shape: LoopShape, part: Part, index: int, rope: RopeTable):
         super().__init__()
         self.attn = Attention(config, shape, part, index, rope, _NAMES[0])
         self.mlp = GatedMLP(config, _NAMES[1])
@@ -107,7 +107,7 @@ class LlamaBlock(nn.Module):
 class OlmoBlock(nn.Module):
     """Norms on the branches' outputs."""
 
-    def __init__(self, config, shape: LoopShape, part: str, index: int, rope: RopeTable):
+    def __init__(self, config, shape: LoopShape, part: Part, index: int, rope: RopeTable):
         super().__init__()
         self.attn = OlmoAttention(config, shape, part, index, rope, _NAMES[0])
         self.mlp = GatedMLP(config, _NAMES[1])
@@ -133,13 +133,15 @@ class RavenTransformer(nn.Module):
         super().__init__()
         width = config.hidden_size
         interleaved, round_tables, round_products = _ROPE[kind]
-        rope = rope_table(
-            config, interleaved=interleaved, round_tables=round_tables, round_products=round_products
-        )
+        rope = rope_table(config, interleaved=interleaved, round_tables=round_tables, round_products=round_products)
         self.wte = VocabParallelEmbedding(config.vocab_size, width)
-        for part, name in (("prelude", "prelude"), ("core", "core_block"), ("coda", "coda")):
-            blocks = (_BLOCKS[kind](config, shape, part, i, rope) for i in range(getattr(shape, part)))
-            self.add_module(name, nn.ModuleList(blocks))
+
+        def blocks(part: Part, count: int) -> nn.ModuleList:
+            return nn.ModuleList(_BLOCKS[kind](config, shape, part, i, rope) for i in range(count))
+
+        self.prelude = blocks("prelude", shape.prelude)
+        self.core_block = blocks("core", shape.core)
+        self.coda = blocks("coda", shape.coda)
         self.adapter = ReplicatedLinear(2 * width, width, bias=False)
         self.ln_f = Norm(width, config.norm_eps)
 
@@ -158,7 +160,7 @@ class RavenForCausalLM(LoopedCausalLM):
         self.kind = detect_block_kind(config)
         self.transformer = RavenTransformer(config, self.shape, self.kind)
         if config.tie_word_embeddings:
-            self.lm_head: nn.Module = self.transformer.wte
+            self.lm_head = self.transformer.wte
         else:
             self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
 
@@ -179,6 +181,7 @@ class RavenForCausalLM(LoopedCausalLM):
         return LoopState(start, e)
 
     def recur(self, state: LoopState, positions: Tensor, attend: Attend) -> LoopState:
+        assert state.injected is not None
         x, _ = self.transformer.adapter(torch.cat((state.hidden, state.injected), dim=-1))
         for block in self.transformer.core_block:
             x = block(x, positions, attend, self.ops)

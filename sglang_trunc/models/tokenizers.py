@@ -109,9 +109,7 @@ def read_facts(path: str, revision: str | None = None) -> TokenizerFacts | None:
         text = _content(settings.get(key, special_map.get(key)))
         if text is None or text in ids:
             return ids.get(text) if text is not None else None
-        vocabulary = (
-            (whole or _read_json(path, "tokenizer.json", revision) or {}).get("model", {}).get("vocab")
-        )
+        vocabulary = (whole or _read_json(path, "tokenizer.json", revision) or {}).get("model", {}).get("vocab")
         return vocabulary.get(text) if isinstance(vocabulary, dict) else None
 
     special = {token["content"]: token["id"] for token in tokens if token.get("special")}

@@ -33,7 +33,5 @@ class CpuOps:
         return out
 
     def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: RopeTable) -> tuple[Tensor, Tensor]:
-        kernels.rope(
-            q, k, positions, table.cos, table.sin, table.head_dim, table.interleaved, table.round_products
-        )
+        kernels.rope(q, k, positions, table.cos, table.sin, table.head_dim, table.interleaved, table.round_products)
         return q, k

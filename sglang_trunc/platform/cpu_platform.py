@@ -16,11 +16,10 @@ import os
 
 import torch
 from sglang.srt.platforms.cpu import CpuDeviceMixin
-from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
 from sglang_trunc.platform.names import ATTENTION_BACKEND
-
 
 
 class CpuPlatform(CpuDeviceMixin, SRTPlatform):

@@ -1,7 +1,7 @@
 """The GPU-less platform's place in SGLang's argument resolution.
 
-SGLang's own CPU step would choose the Intel AMX backend, whose kernels the wheel lacks, before the platform is asked;
-this step comes first and leaves whatever the user gave.
+SGLang's own CPU step would choose the Intel AMX backend, whose kernels the wheel lacks, before the platform
+is asked; this step comes first and leaves whatever the user gave.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """SGLang attention backend of the GPU-less platform: every query row is a lane.
 
 Plain prefill and plain decode run through it as ``RadixAttention`` calls; the engine's mixed-depth lanes call
-the same kernel (``cpu_attention.lane_attention``) directly. One kernel, one order of summation a row: so a row's
-bits do not depend on whether it was prefilled, decoded or verified, nor on its neighbours.
+the same kernel (``cpu_attention.lane_attention``) directly. One kernel, one order of summation a row: so a
+row's bits do not depend on whether it was prefilled, decoded or verified, nor on its neighbours.
 
-A row is described by where its slot ids start in the flat ``req_to_token`` table, how many there are, and what
-is added to them (0 here: the pool's per-layer view already is one step's). Layers that the kernel does not
-know (sliding window, cross attention, logit cap) are refused by name.
+A row is described by where its slot ids start in the flat ``req_to_token`` table, how many there are, and
+what is added to them (0 here: the pool's per-layer view already is one step's). Layers that the kernel does
+not know (sliding window, cross attention, logit cap) are refused by name.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """What the GPU-less platform does to a freshly loaded model: packed products and fused operations.
 
-Called once by SGLang (``SRTPlatform.post_load_model``) in the worker. bf16 weights are repacked for oneDNN and
-the unpacked copy is released, so memory does not grow; float32 weights stay. A model of another plugin or of
-SGLang's own keeps its methods: only looped models are touched.
+Called once by SGLang (``SRTPlatform.post_load_model``) in the worker. bf16 weights are repacked for oneDNN
+and the unpacked copy is released, so memory does not grow; float32 weights stay. A model of another plugin or
+of SGLang's own keeps its methods: only looped models are touched.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from sglang.srt.layers.linear import LinearBase
@@ -42,7 +44,7 @@ def prepare_model(model: nn.Module) -> None:
     _pack(model.lm_head, keep_weight=tied)
 
 
-def _pack(layer: nn.Module, keep_weight: bool) -> None:
+def _pack(layer: Any, keep_weight: bool) -> None:
     weight = layer.weight.data
     if weight.dtype is not torch.bfloat16:
         return

@@ -2,8 +2,8 @@
 
 A spinning OpenMP barrier at the end of every product costs a factor of ten as soon as another process wants a
 core, and SGLang runs three. ``OMP_WAIT_POLICY=passive`` must be set before the OpenMP runtime starts, so the
-plugin sets it where it is first loaded; the thread count follows ``OMP_NUM_THREADS`` or the cores this process
-may use.
+plugin sets it where it is first loaded; the thread count follows ``OMP_NUM_THREADS`` or the cores this
+process may use.
 """
 
 from __future__ import annotations

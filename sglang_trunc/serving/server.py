@@ -141,7 +141,9 @@ class Server:
         if process is None:
             return
         self._signal(process, signal.SIGCONT)
-        self._signal(process, signal.SIGTERM)
+        # Only the launcher is asked to end: it takes its children down. One that sees them die of the same
+        # signal reports a crash and sits five seconds over its diagnostics.
+        process.terminate()
         _wait_unreaped(process, STOP_TIMEOUT)
         # The leader is still a zombie here, so the group's id cannot belong to anybody else.
         self._signal(process, signal.SIGKILL)

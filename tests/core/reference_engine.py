@@ -1,4 +1,4 @@
-"""A ``LaneEngine`` without a cache over the reference model: every readout recomputes the whole prefix.
+"""A ``LaneEngine`` without a cache over the reference model: every readout recomputes whole prefixes.
 
 Tracks how far each node has been advanced, so that a schedule which reads a node at the wrong depth, or advances it
 from a step it is not at, fails here.
@@ -36,14 +36,18 @@ class ReferenceLanes:
             self.depth[node] = last_step
 
     def readout(self, nodes: Nodes) -> Tensor:
-        return torch.stack([self._logits(node) for node in _keys(nodes)])
+        keys = _keys(nodes)
+        deepest = dict(keys)  # nodes are ordered, so the last one wins
+        logits = {request: self.path_logits(request, offset) for request, offset in deepest.items()}
+        return torch.stack([logits[request][len(self.committed[request]) + offset] for request, offset in keys])
 
-    def _logits(self, node: tuple[int, int]) -> Tensor:
-        request, offset = node
+    def path_logits(self, request: int, offset: int) -> Tensor:
+        """Logits [positions, vocabulary] of the path to a node, at the node's depth."""
+        depth = self.depth[request, offset]
+        ancestors = [self.depth[request, i] for i in range(offset)]
+        assert all(ancestor >= depth for ancestor in ancestors), "an ancestor is behind its child"
         path = self.committed[request] + [self.tokens[request, i] for i in range(offset + 1)]
-        depth = self.depth[node]
-        assert all(self.depth[request, i] >= depth for i in range(offset)), "an ancestor is behind its child"
-        return self.model(torch.tensor(path), depth=depth, last_only=True)[-1].float()
+        return self.model(torch.tensor(path), depth=depth).float()
 
 
 def _keys(nodes: Nodes) -> list[tuple[int, int]]:

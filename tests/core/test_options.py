@@ -75,9 +75,7 @@ def test_numbers_from_text_get_their_type():
     assert isinstance(resolve({"draft_threshold": 1}).options.draft_threshold, float)
 
 
-@pytest.mark.parametrize(
-    ("recurrences", "depth"), [(1, 1), (2, 1), (4, 1), (8, 2), (15, 3), (16, 2), (32, 4)]
-)
+@pytest.mark.parametrize(("recurrences", "depth"), [(1, 1), (2, 1), (4, 1), (8, 2), (15, 3), (16, 2), (32, 4)])
 def test_default_draft_depth(recurrences, depth):
     assert default_draft_depth(recurrences) == depth
     assert resolve(shape=SHAPE._replace(recurrences=recurrences)).options.d1 == depth
@@ -136,8 +134,7 @@ def test_overridden_bad_value_does_no_harm():
 
 def test_unknown_keys_are_named():
     assert refusal({"d2": 2}) == (
-        "d2 is not an option (trunc of --json-model-override-args), the options are d1, block_size, "
-        "draft_threshold."
+        "d2 is not an option (trunc of --json-model-override-args), the options are d1, block_size, draft_threshold."
     )
 
 
@@ -236,9 +233,7 @@ def test_presets_are_found_from_this_installation():
 
 def test_every_package_is_listed_for_the_wheel():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    found = {
-        ".".join(file.parent.relative_to(ROOT).parts) for file in ROOT.glob("sglang_trunc/**/__init__.py")
-    }
+    found = {".".join(file.parent.relative_to(ROOT).parts) for file in ROOT.glob("sglang_trunc/**/__init__.py")}
     assert set(settings["packages"]) == found | {"sglang_trunc.configs"}
 
 
@@ -249,8 +244,7 @@ def test_table_has_a_row_for_every_option():
     rows = options_table().splitlines()
     assert len(rows) == 2 + len(fields(TruncOptions))
     assert rows[2] == (
-        "| `d1` | `SGLANG_TRUNC_D1` | an integer from 1 to R "
-        "| depth (recurrences done) at which drafts are read out |"
+        "| `d1` | `SGLANG_TRUNC_D1` | an integer from 1 to R | depth (recurrences done) at which drafts are read out |"
     )
 
 

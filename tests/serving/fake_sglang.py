@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
         if path in ("/model_info", "/get_model_info"):
             return self._reply({"model_path": "fake", "model_type": "ouro"})
         if path == "/server_info":
-            state = {"memory_usage": {"kv_cache": 0.5, "token_capacity": 4096}}
+            state = {"memory_usage": {"kvcache": 0.5, "token_capacity": 4096}}
             return self._reply({"device": "cpu", "internal_states": [state], **self.settings.info})
         if path == "/v1/loads":
             load = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": self.settings.used}

@@ -1,0 +1,104 @@
+"""float32: every family, plain and speculative, gives the reference model's tokens whatever the server's settings.
+
+``ROWS`` covers the dimensions: over a family's rows every value of page size, chunked prefill, prefix cache and
+overlap occurs, and over the speculative rows draft depths from 1 to R and block sizes from 1 to 8 do. (The full
+product of depth and block size runs in ``tests/engine/test_lanes.py``, without a server.)
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_trunc.serving.counters import engine_counters, speculation
+from tests.server.oracle import LENGTHS, prompt_of
+from tests.server.setups import Setup, Trunc
+
+TOKENS = 200
+R = {"ouro": 4, "ouro-gqa": 4, "huginn": 8, "retro-llama": 8, "retro-olmo2": 4}
+OLMO = {"full_depth": R["retro-olmo2"]}
+
+ROWS = (
+    #                   d1, block, threshold  page      chunk     radix        overlap
+    Setup("ouro", None, page=1, chunk=7),
+    Setup("ouro", Trunc(1, 4), page=16, chunk=-1, radix=False),
+    Setup("ouro", Trunc(4, 7), page=1, chunk=7, overlap=False),
+    Setup("ouro", Trunc(1, 3), page=16, chunk=16, override={"total_ut_steps": 2}),
+    Setup("ouro-gqa", None, page=16, chunk=16, radix=False, overlap=False),
+    Setup("ouro-gqa", Trunc(2, 5), page=1, chunk=-1),
+    Setup("huginn", None, page=1, chunk=-1, radix=False),
+    Setup("huginn", Trunc(3, 6, 0.3), page=16, chunk=16, overlap=False),
+    Setup("retro-llama", None, page=16, chunk=-1, overlap=False),
+    Setup("retro-llama", Trunc(8, 2), page=1, chunk=7, radix=False),
+    Setup("retro-llama", Trunc(5, 1), page=16, chunk=16),
+    Setup("retro-olmo2", None, page=16, chunk=16, radix=False, checkpoint=OLMO),
+    Setup("retro-olmo2", Trunc(2, 8, 0.1), page=1, chunk=-1, overlap=False, checkpoint=OLMO),
+)
+pytestmark = pytest.mark.parametrize("served", ROWS, ids=lambda row: row.name, indirect=True)
+
+
+def whole_pages(tokens: int, page: int) -> int:
+    return tokens // page * page
+
+
+def test_prompts_of_nine_lengths_side_by_side(client, oracle):
+    prompts = [prompt_of(length) for length in LENGTHS]
+    answers = client.generate_many(prompts, 8, max_new_tokens=TOKENS, ignore_eos=True)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert len(answer.output_ids) == TOKENS
+        assert oracle.mismatch(prompt, answer.output_ids) is None, f"prompt of {len(prompt)} tokens"
+
+
+def test_one_request_at_a_time(client, oracle):
+    for length in (2, 64):
+        prompt = prompt_of(length, seed=1)
+        answer = client.generate(prompt, max_new_tokens=TOKENS, ignore_eos=True)
+        assert oracle.mismatch(prompt, answer.output_ids) is None, f"prompt of {length} tokens"
+
+
+def test_same_prompt_again_reuses_its_prefix_and_gives_the_same(client, served, oracle):
+    prompt = prompt_of(250, seed=2)
+    client.flush_cache()
+    first, again = (client.generate(prompt, max_new_tokens=60, ignore_eos=True) for _ in range(2))
+    assert oracle.mismatch(prompt, first.output_ids) is None
+    assert again.output_ids == first.output_ids
+    # At least one token is always computed, to have logits.
+    assert [first.cached_tokens, again.cached_tokens] == [
+        0,
+        whole_pages(len(prompt) - 1, served.page) if served.radix else 0,
+    ]
+    if served.trunc is not None:  # what is drafted and accepted does not depend on where the prefix came from
+        assert speculation(again.meta_info) == speculation(first.meta_info)
+
+
+def test_next_turn_reuses_prompt_and_answer(client, served, oracle):
+    prompt = prompt_of(40, seed=3)
+    answer = client.generate(prompt, max_new_tokens=50, ignore_eos=True)
+    turn = [*prompt, *answer.output_ids, *prompt_of(9, seed=3)]
+    follow_up = client.generate(turn, max_new_tokens=50, ignore_eos=True)
+    assert oracle.mismatch(turn, follow_up.output_ids) is None
+    # Plain decoding leaves the answer's last token without KV; a run may have gone past it.
+    known = len(prompt) + len(answer.output_ids)
+    least, most = (whole_pages(tokens, served.page) if served.radix else 0 for tokens in (known - 1, known))
+    assert least <= follow_up.cached_tokens <= most
+
+
+def test_counters_add_up(server, served, client):
+    if served.trunc is None:
+        assert "sglang_trunc" not in server.internal_state()
+        return
+    before = engine_counters(server.internal_state())
+    answers = client.generate_many([prompt_of(n, seed=4) for n in (5, 20, 30)], 3, max_new_tokens=41, ignore_eos=True)
+    spent = engine_counters(server.internal_state()) - before
+    assert spent.tokens == spent.runs + spent.accepted
+    # Runs may go past the last wanted token, by less than a block; the first token is the prefill's.
+    wanted = sum(answer.completion_tokens - 1 for answer in answers)
+    assert wanted <= spent.tokens
+    if not served.overlap:
+        assert spent.tokens < wanted + len(answers) * served.trunc.block_size
+    full = served.override.get("total_ut_steps", R[served.family])
+    if served.trunc.block_size == 1:
+        assert spent.drafted == spent.accepted == 0
+    elif served.trunc.d1 == full:
+        assert spent.drafted == spent.accepted > 0
+    else:
+        assert spent.drafted > spent.accepted > 0
