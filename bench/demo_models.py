@@ -109,9 +109,7 @@ def _raven_loss(
 ) -> Losses:
     depth = draw_depth(rng, model.full_depth)
     # another seed every step: the model must not learn one particular noise
-    noise = initial_state(
-        torch.arange(ids.shape[1]), step, model.width, model.config.state_std, torch.float32
-    )
+    noise = initial_state(torch.arange(ids.shape[1]), step, model.width, model.config.state_std, torch.float32)
     context, state = model.begin(ids, noise[None].expand(ids.shape[0], -1, -1))
     with torch.no_grad():
         for _ in range(depth - BACKPROP_DEPTH):

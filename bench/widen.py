@@ -86,9 +86,7 @@ def ouro_tensors(model: OuroReference, config: OuroReferenceConfig) -> tuple[Nam
     return _ouro_tensors(model, config, channels, guard), config
 
 
-def _ouro_tensors(
-    model: OuroReference, config: OuroReferenceConfig, channels: Channels, guard: bool
-) -> Named:
+def _ouro_tensors(model: OuroReference, config: OuroReferenceConfig, channels: Channels, guard: bool) -> Named:
     body, head = model.model, model.lm_head.weight.detach()
     last_norm = body.norm.weight.detach()
     yield (
@@ -110,9 +108,7 @@ def _ouro_tensors(
     yield "lm_head.weight", plan.widen_head(head, channels, config.vocab_size, last_norm)
 
 
-def _ouro_layer(
-    layer: OuroLayer, config: OuroReferenceConfig, channels: Channels, prefix: str, real: bool
-) -> Named:
+def _ouro_layer(layer: OuroLayer, config: OuroReferenceConfig, channels: Channels, prefix: str, real: bool) -> Named:
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
     tensors = {name: tensor.detach() for name, tensor in layer.state_dict().items()}
@@ -132,6 +128,7 @@ def _ouro_layer(
         yield f"{prefix}.{name}_2.weight", branch if real else torch.zeros_like(branch)
 
 
+@torch.no_grad()
 def _ouro_rms_limit(model: OuroReference) -> float:
     """No state before the final norm can have a larger rms: entering rms plus that of every branch."""
     peaks = [float(model.model.norm.weight.abs().max())]
@@ -159,9 +156,7 @@ def raven_tensors(model: RavenReference, config: RavenReferenceConfig) -> tuple[
     return _raven_tensors(model, config, channels, guard), config
 
 
-def _raven_tensors(
-    model: RavenReference, config: RavenReferenceConfig, channels: Channels, guard: bool
-) -> Named:
+def _raven_tensors(model: RavenReference, config: RavenReferenceConfig, channels: Channels, guard: bool) -> Named:
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     last_norm = tensors["transformer.ln_f.weight"]
     yield (
@@ -191,9 +186,7 @@ def _raven_tensors(
     yield "lm_head.weight", plan.widen_head(tensors["lm_head.weight"], channels, config.vocab_size, last_norm)
 
 
-def _raven_block(
-    block: RavenBlock, config: RavenReferenceConfig, channels: Channels, prefix: str, real: bool
-) -> Named:
+def _raven_block(block: RavenBlock, config: RavenReferenceConfig, channels: Channels, prefix: str, real: bool) -> Named:
     attention = block.attn
     queries, keys = config.n_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     parts = attention.Wqkv.weight.detach().split((attention.queries, attention.keys, attention.keys))
@@ -287,7 +280,7 @@ def main(
     core: int | None = None,
     coda: int | None = None,
 ) -> None:
-    """Write DEMO in a larger shape to OUT: same function, real cost. --layers: Ouro; --prelude/core/coda: Raven."""
+    """Write DEMO in a larger shape to OUT. --layers is Ouro's, --prelude, --core and --coda are Raven's."""
     model = load_checkpoint(demo, torch.float32)
     config = target_config(model, hidden, intermediate, vocab, heads, layers, (prelude, core, coda))
     widen(demo, out, config)

@@ -90,6 +90,9 @@ TABLE: tuple[Seam, ...] = (
         "hook",
         ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "out_cache_loc", "batch_size"),
     ),
+    Seam("model_executor.cuda_graph_config.with_phase", "call", ("config", "phase")),
+    Seam("model_executor.cuda_graph_config.Phase.DECODE", "import"),
+    Seam("model_executor.cuda_graph_config.Backend.DISABLED", "import"),
     # requests and reporting
     Seam("managers.scheduler.Scheduler._add_request_to_queue", "hook", ("req", "is_retracted")),
     Seam("managers.schedule_batch.Req.set_finish_with_abort", "call", ("error_msg",)),

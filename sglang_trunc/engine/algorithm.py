@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.managers.overlap_utils import FutureMap
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang.srt.utils.hf_transformers_utils import get_config
@@ -105,6 +106,11 @@ def validate(server_args) -> None:
     server_args.speculative_num_steps = max(1, options.block_size - 1)
     server_args.speculative_eagle_topk = 1
     server_args.enable_mixed_chunk = False
+    # SGLang would capture its own verify width, which no round of ours runs.
+    graphs = server_args.cuda_graph_config
+    if graphs is not None:
+        graphs = with_phase(graphs, Phase.DECODE, backend=Backend.DISABLED)
+        server_args.cuda_graph_config = with_phase(graphs, Phase.PREFILL, backend=Backend.DISABLED)
 
 
 def _refusal(algorithm: str, field: str, flag: str, value, accepted: tuple) -> str:

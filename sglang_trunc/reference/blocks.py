@@ -77,9 +77,7 @@ def split_half_float32(x: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
 
 def adjacent_float32(x: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
     first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    rotated = torch.stack(
-        (first * tables.cos - second * tables.sin, second * tables.cos + first * tables.sin), dim=-1
-    )
+    rotated = torch.stack((first * tables.cos - second * tables.sin, second * tables.cos + first * tables.sin), dim=-1)
     return rotated.flatten(-2).to(x.dtype)
 
 

@@ -9,14 +9,15 @@ close the two candidates were where it failed. Ties go to the lowest id, everywh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
 from sglang_trunc.reference.looped import LoopedReference
 
 
-class Mismatch(NamedTuple):
+@dataclass(frozen=True)
+class Mismatch:
     index: int  # into output_ids
     expected: int  # the reference's own choice there
     got: int

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from sglang_trunc.reference.blocks import RotaryTables
+from sglang_trunc.reference.configs import OuroReferenceConfig, RavenReferenceConfig
 
 
 class Context(NamedTuple):
@@ -27,6 +28,7 @@ class Context(NamedTuple):
 
 
 class LoopedReference(nn.Module):
+    config: OuroReferenceConfig | RavenReferenceConfig
     full_depth: int  # R
     vocab_size: int
     width: int

@@ -78,6 +78,8 @@ class OuroBody(nn.Module):
 
 
 class OuroReference(LoopedReference):
+    config: OuroReferenceConfig
+
     def __init__(self, config: OuroReferenceConfig) -> None:
         super().__init__()
         self.config = config

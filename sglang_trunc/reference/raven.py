@@ -101,28 +101,32 @@ class RavenBlock(nn.Module):
         return x + self.mlp(self.norm_2(x))
 
 
-class RavenReference(LoopedReference):
+class RavenBody(nn.Module):
     def __init__(self, config: RavenReferenceConfig) -> None:
         super().__init__()
-        self.config = config
-        self.full_depth, self.vocab_size, self.width = config.full_depth, config.vocab_size, config.n_embd
 
         def blocks(count: int) -> nn.ModuleList:
             return nn.ModuleList(RavenBlock(config) for _ in range(count))
 
-        self.transformer = nn.ModuleDict(
-            {
-                "wte": nn.Embedding(config.vocab_size, config.n_embd),
-                "prelude": blocks(config.prelude_layers),
-                "adapter": nn.Linear(2 * config.n_embd, config.n_embd, bias=False),
-                "core_block": blocks(config.core_layers),
-                "coda": blocks(config.coda_layers),
-                "ln_f": RMSNorm(config.n_embd, config.norm_eps),
-            }
-        )
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.prelude = blocks(config.prelude_layers)
+        self.adapter = nn.Linear(2 * config.n_embd, config.n_embd, bias=False)
+        self.core_block = blocks(config.core_layers)
+        self.coda = blocks(config.coda_layers)
+        self.ln_f = RMSNorm(config.n_embd, config.norm_eps)
+
+
+class RavenReference(LoopedReference):
+    config: RavenReferenceConfig
+
+    def __init__(self, config: RavenReferenceConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.full_depth, self.vocab_size, self.width = config.full_depth, config.vocab_size, config.n_embd
+        self.transformer = RavenBody(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
-            self.lm_head.weight = self.transformer["wte"].weight
+            self.lm_head.weight = self.transformer.wte.weight
 
     def entering_state(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         config = self.config
@@ -133,10 +137,10 @@ class RavenReference(LoopedReference):
         config = self.config
         positions = torch.arange(ids.shape[1], device=ids.device)
         rotary = rotary_tables(positions, config.head_dim, config.rope_theta, config.rope_scaling)
-        x = self.transformer["wte"](ids)
+        x = self.transformer.wte(ids)
         if config.embed_scale != 1.0:
             x = x * config.embed_scale
-        for block in self.transformer["prelude"]:
+        for block in self.transformer.prelude:
             x = block(x, rotary)
         if state is None:
             state = self.entering_state(positions, x.dtype)[None].expand_as(x)
@@ -144,14 +148,14 @@ class RavenReference(LoopedReference):
 
     def advance(self, context: Context, state: torch.Tensor) -> torch.Tensor:
         assert context.injected is not None
-        x = self.transformer["adapter"](torch.cat((state, context.injected), dim=-1))  # state first
-        for block in self.transformer["core_block"]:
+        x = self.transformer.adapter(torch.cat((state, context.injected), dim=-1))  # state first
+        for block in self.transformer.core_block:
             x = block(x, context.rotary)
         return x
 
     def readout(self, context: Context, state: torch.Tensor, last_only: bool = False) -> torch.Tensor:
-        ln_f = self.transformer["ln_f"]
+        ln_f = self.transformer.ln_f
         x = ln_f(state) if self.config.block == "huginn" else state
-        for block in self.transformer["coda"]:
+        for block in self.transformer.coda:
             x = block(x, context.rotary)
         return self.lm_head(ln_f(x[:, -1:] if last_only else x))

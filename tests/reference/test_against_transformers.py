@@ -19,20 +19,17 @@ def ids():
 
 
 def raven_layers(model):
-    return [block for part in ("prelude", "core_block", "coda") for block in model.transformer[part]]
+    return [block for part in ("prelude", "core_block", "coda") for block in getattr(model.transformer, part)]
 
 
 def pass_through(model):
     eye = torch.eye(model.width)
-    model.transformer["adapter"].weight.data = torch.cat((torch.zeros_like(eye), eye), dim=1)
+    model.transformer.adapter.weight.data = torch.cat((torch.zeros_like(eye), eye), dim=1)
 
 
 def copy_projections(theirs, ours, config):
     q, k, v = ours.attn.Wqkv.weight.split(
-        [
-            n * config.head_dim
-            for n in (config.n_heads, config.num_key_value_heads, config.num_key_value_heads)
-        ]
+        [n * config.head_dim for n in (config.n_heads, config.num_key_value_heads, config.num_key_value_heads)]
     )
     gate, up = ours.mlp.fc.weight.chunk(2)
     weights = {"q": q, "k": k, "v": v, "o": ours.attn.proj.weight}
@@ -67,8 +64,8 @@ def test_raven_block_kinds(family):
     else:
         theirs = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**shared))
         norms = ("post_attention_layernorm", "post_feedforward_layernorm")
-    theirs.model.embed_tokens.weight.data = ours.transformer["wte"].weight.data
-    theirs.model.norm.weight.data = ours.transformer["ln_f"].weight.data
+    theirs.model.embed_tokens.weight.data = ours.transformer.wte.weight.data
+    theirs.model.norm.weight.data = ours.transformer.ln_f.weight.data
     theirs.lm_head.weight.data = ours.lm_head.weight.data
     for layer, block in zip(theirs.model.layers, raven_layers(ours), strict=True):
         copy_projections(layer, block, config)

@@ -53,20 +53,20 @@ def wrong_theta(model):
 
 
 def swap_adapter_order(model):
-    weight = model.transformer["adapter"].weight
+    weight = model.transformer.adapter.weight
     weight.data = torch.cat(weight.data.chunk(2, dim=1)[::-1], dim=1)
 
 
 def swap_fc_halves(model):
     for part in ("prelude", "core_block", "coda"):
-        for block in model.transformer[part]:
+        for block in getattr(model.transformer, part):
             weight = block.mlp.fc.weight
             weight.data = torch.cat(weight.data.chunk(2, dim=0)[::-1], dim=0)
 
 
 def norm_before_coda(model):
     inner = model.readout
-    model.readout = lambda context, x, last_only=False: inner(context, model.transformer["ln_f"](x))
+    model.readout = lambda context, x, last_only=False: inner(context, model.transformer.ln_f(x))
 
 
 def drop_norm_before_coda(model):
@@ -75,19 +75,19 @@ def drop_norm_before_coda(model):
 
 def drop_qk_norm(model):
     for part in ("prelude", "core_block", "coda"):
-        for block in model.transformer[part]:
+        for block in getattr(model.transformer, part):
             block.attn.q_norm = block.attn.k_norm = None
 
 
 def drop_qk_bias(model):
     for part in ("prelude", "core_block", "coda"):
-        for block in model.transformer[part]:
+        for block in getattr(model.transformer, part):
             nn.init.zeros_(block.attn.qk_bias)
 
 
 def swap_huginn_norms(model):
     for part in ("prelude", "core_block", "coda"):
-        for block in model.transformer[part]:
+        for block in getattr(model.transformer, part):
             swap(block.norm_1, block.norm_2)
 
 
