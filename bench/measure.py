@@ -87,10 +87,6 @@ def check_counts(answers: Sequence[Completion], cell: Cell, tokens: int) -> None
     """A cell is only what it says if every prompt was prefilled whole and every answer is full."""
     for answer in answers:
         if answer.completion_tokens != tokens or len(answer.output_ids) != tokens:
-            raise RuntimeError(
-                f"asked for {tokens} tokens, got {answer.completion_tokens}: {answer.finish_reason}"
-            )
+            raise RuntimeError(f"asked for {tokens} tokens, got {answer.completion_tokens}: {answer.finish_reason}")
         if answer.prompt_tokens != cell.prompt_len:
-            raise RuntimeError(
-                f"sent {cell.prompt_len} prompt tokens, the server counted {answer.prompt_tokens}"
-            )
+            raise RuntimeError(f"sent {cell.prompt_len} prompt tokens, the server counted {answer.prompt_tokens}")

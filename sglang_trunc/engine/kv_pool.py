@@ -53,6 +53,11 @@ class LoopedKVPool(MHATokenToKVPool):
         """K and V of one physical layer over all its steps: ``[R*N, H*D]``, or ``[N, H*D]`` outside the core."""
         return self._flat[part, index]
 
+    def clear_rows(self, slots: int) -> None:
+        """Zero the first ``slots`` slots at every step (after a measurement; nothing may be cached yet)."""
+        for buffer in (*self.k_buffer, *self.v_buffer):
+            buffer[:slots] = 0
+
     def _create_buffers_normal(self) -> None:
         if self.layer_num != self.shape.num_kv_layers:
             raise ValueError(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 from sglang_trunc.core.options import OVERRIDE_KEY, ModelShape, OptionError, Resolved, TruncOptions, resolve_options
+from sglang_trunc.engine.cost import MEASURE_ENV
 from sglang_trunc.engine.kv_pool import POISON_ENV
 
-OTHER_ENVIRONMENT = (POISON_ENV,)
+OTHER_ENVIRONMENT = (POISON_ENV, MEASURE_ENV)
 
 
 def resolve(hf_config) -> Resolved:

@@ -18,4 +18,5 @@ def add_counters(_result, controller, state: dict) -> None:
         "options": {"d1": options.d1, "block_size": options.block_size, "draft_threshold": options.draft_threshold},
         "recurrences": worker.model.shape.recurrences,
         "counters": worker.counters.report(),
+        "cost": worker.cost and worker.cost._asdict(),
     }

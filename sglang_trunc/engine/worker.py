@@ -12,6 +12,7 @@ what is left.
 from __future__ import annotations
 
 import logging
+import os
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from sglang_trunc.core.counters import Counters
 from sglang_trunc.core.trunc import Run, trunc_round
-from sglang_trunc.engine import lane_attention
+from sglang_trunc.engine import cost, lane_attention
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lanes import SGLangLanes
 from sglang_trunc.engine.options import options_of
@@ -53,6 +54,7 @@ class TruncWorker(BaseSpecWorker):
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.counters = Counters()
         self.lanes: SGLangLanes | None = None
+        self.cost: cost.CostTable | None = None
 
     def alloc_memory_pool(self, **_) -> None:
         """Called once SGLang's pools exist."""
@@ -72,6 +74,8 @@ class TruncWorker(BaseSpecWorker):
             width=self.options.block_size,
             max_requests=self.model_runner.max_running_requests,
         )
+        if text := os.environ.get(cost.MEASURE_ENV):
+            self.cost = cost.measure(self.lanes, cost.context_from(text))
         logger.info("TRUNC: %s, R=%d, lane attention %s", self.options, self.lanes.recurrences, attention.name)
 
     def init_attention_backends(self) -> None:

@@ -1,0 +1,102 @@
+"""One process with SGLang's context published, so that real models, pools and lanes can be built without a server."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.stand import Stand
+
+
+@pytest.fixture(scope="session")
+def sglang_context(tiny_checkpoint, tmp_path_factory):
+    """Plugins loaded, arguments published, a gloo group of one: what a scheduler process has before its model."""
+    # A session that also starts servers must not hand them what the plugin sets for children of this process.
+    before = dict(os.environ)
+    from sglang.srt import runtime_context
+    from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()
+    args = ServerArgs(model_path=str(tiny_checkpoint("ouro")), dtype="float32", skip_server_warmup=True)
+    runtime_context.publish(args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=0))
+    rendezvous = tmp_path_factory.mktemp("gloo") / "rendezvous"
+    init_distributed_environment(
+        world_size=1, rank=0, local_rank=0, distributed_init_method=f"file://{rendezvous}", backend="gloo"
+    )
+    initialize_model_parallel()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield runtime_context
+    torch.set_num_threads(threads)
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def served_model(sglang_context, tiny_checkpoint) -> Callable[..., torch.nn.Module]:
+    """``served_model(family, **options)``: the SGLang model class of a tiny checkpoint, weights loaded."""
+    from safetensors.torch import load_file
+    from sglang.srt.model_loader.utils import set_default_torch_dtype
+    from transformers import AutoConfig
+
+    from sglang_trunc.models.ouro import OuroForCausalLM
+    from sglang_trunc.models.raven import RavenForCausalLM
+    from sglang_trunc.platform.prepare import prepare_model
+
+    classes = {"OuroForCausalLM": OuroForCausalLM, "RavenForCausalLM": RavenForCausalLM}
+    built: dict[Path, torch.nn.Module] = {}
+
+    def model(family: str, **options):
+        directory = tiny_checkpoint(family, **options)
+        if directory not in built:
+            config = AutoConfig.from_pretrained(directory)
+            config._name_or_path = str(directory)
+            with set_default_torch_dtype(torch.float32):
+                loaded = classes[config.architectures[0]](config)
+            loaded.load_weights(load_file(directory / "model.safetensors").items())
+            prepare_model(loaded)
+            built[directory] = loaded.eval()
+        return built[directory]
+
+    return model
+
+
+@pytest.fixture
+def make_stand(served_model, monkeypatch) -> Callable[..., Stand]:
+    """``make_stand(family, width=..., requests=..., attention="cpu")``: lanes over a NaN-filled pool."""
+    from sglang_trunc.engine.kv_pool import POISON_ENV
+
+    monkeypatch.setenv(POISON_ENV, "1")
+
+    def stand(family: str, checkpoint: dict | None = None, **options) -> Stand:
+        return Stand(served_model(family, **(checkpoint or {})), **options)
+
+    return stand
+
+
+@pytest.fixture
+def request_stub() -> Callable[..., types.SimpleNamespace]:
+    """A ``Req`` as far as admission and budgets look at it."""
+
+    def make(**sampling) -> types.SimpleNamespace:
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        params = SamplingParams(**{"temperature": 0.0, **sampling})
+        params.normalize(None)
+        return types.SimpleNamespace(
+            sampling_params=params,
+            output_ids=[],
+            to_finish=None,
+            custom_logit_processor=None,
+            return_hidden_states=False,
+            input_embeds=None,
+        )
+
+    return make

@@ -1,0 +1,73 @@
+"""Lanes of a real served model over a small pool, without a scheduler: what a worker sees, driven by hand."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_trunc.core.counters import Counters
+from sglang_trunc.core.looped import Nodes
+from sglang_trunc.core.options import TruncOptions
+from sglang_trunc.core.trunc import trunc_round
+
+
+class Stand:
+    """``requests`` rows of ``context`` positions each; slots are handed out in an order of no meaning."""
+
+    def __init__(self, model, width: int, requests: int, attention: str = "cpu", context: int = 64, page: int = 1):
+        from sglang_trunc.engine.kv_pool import pool_class_for
+        from sglang_trunc.engine.lane_attention import LaneAttention, choose
+        from sglang_trunc.engine.lanes import SGLangLanes
+        from sglang_trunc.kernels import lane_attention as reference
+
+        config = model.config
+        size = -(-requests * context // page) * page
+        self.model = model
+        self.pool = pool_class_for(model.shape, torch.float32)(
+            size,
+            page_size=page,
+            dtype=torch.float32,
+            head_num=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            layer_num=model.shape.num_kv_layers,
+            device="cpu",
+            enable_memory_saver=False,
+        )
+        # Row 0 is SGLang's padding row; slots of page 0 are its padding sink.
+        self.req_to_token = torch.zeros(requests + 1, context, dtype=torch.int32)
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(0)) + page
+        self.req_to_token[1:] = order[: requests * context].view(requests, context)
+        kernel = choose() if attention == "cpu" else LaneAttention("torch", reference.store_rows, reference.lane_attention)
+        self.lanes = SGLangLanes(model, self.pool, self.req_to_token, kernel, width=width, max_requests=requests)
+        self.rows = torch.arange(1, requests + 1)
+        self.counters = Counters()
+
+    def prefill(self, prompts: list[list[int]]) -> list[int]:
+        """The prompts as lanes through all steps, in slices of the lanes' width; each one's first token."""
+        first = []
+        for request, prompt in enumerate(prompts):
+            for begin in range(0, len(prompt), self.lanes.width):
+                part = prompt[begin : begin + self.lanes.width]
+                self.lanes.begin(self.rows[request : request + 1], torch.tensor([begin]))
+                nodes = Nodes(torch.zeros(len(part), dtype=torch.int64), torch.arange(len(part)))
+                self.lanes.start(nodes, torch.tensor(part))
+                self.lanes.advance(nodes, 0, self.lanes.recurrences)
+                logits = self.lanes.readout(nodes)
+            first.append(int(logits[-1].argmax()))
+        return first
+
+    def decode(
+        self, prompts: list[list[int]], length: int, options: TruncOptions, budgets: list[int] | None = None
+    ) -> list[list[int]]:
+        """At least ``length`` tokens for every prompt, all requests in every round."""
+        outputs = [[token] for token in self.prefill(prompts)]
+        committed = torch.tensor([len(prompt) for prompt in prompts])
+        rows = self.rows[: len(prompts)]
+        while min(map(len, outputs)) < length:
+            self.lanes.begin(rows, committed)
+            roots = torch.tensor([output[-1] for output in outputs])
+            room = budgets or [options.block_size] * len(prompts)
+            run = trunc_round(self.lanes, roots, room, options, self.counters)
+            committed = committed + run.lengths
+            for output, tokens, count in zip(outputs, run.tokens.tolist(), run.lengths.tolist(), strict=True):
+                output += tokens[:count]
+        return outputs
