@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sglang_trunc.core.options import OVERRIDE_KEY, ModelShape, OptionError, Resolved, TruncOptions, resolve_options
+from sglang_trunc.core.options import OVERRIDE_KEY, ModelShape, OptionError, Resolved, resolve_options
 from sglang_trunc.engine.cost import MEASURE_ENV
 from sglang_trunc.engine.kv_pool import POISON_ENV
 
@@ -20,8 +20,11 @@ def resolve(hf_config) -> Resolved:
     return resolve_options(ModelShape.of(hf_config), override, other_env=OTHER_ENVIRONMENT)
 
 
-def options_of(hf_config) -> TruncOptions:
-    return resolve(hf_config).options
+def described(resolved: Resolved) -> str:
+    """One line for the log: every option with where it came from."""
+    return ", ".join(
+        f"{name}={getattr(resolved.options, name)} ({source})" for name, source in resolved.sources.items()
+    )
 
 
 def override_args(server_args) -> dict:

@@ -27,7 +27,7 @@ from sglang_trunc.core.trunc import Run, trunc_round
 from sglang_trunc.engine import cost, lane_attention
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lanes import SGLangLanes
-from sglang_trunc.engine.options import options_of
+from sglang_trunc.engine.options import described, resolve
 from sglang_trunc.engine.state import TruncState
 from sglang_trunc.models.looped import LoopedCausalLM
 
@@ -49,7 +49,9 @@ class TruncWorker(BaseSpecWorker):
                 f"{type(model).__name__} is not one."
             )
         self.model = model
-        self.options = options_of(self.model_runner.model_config.hf_config)
+        resolved = resolve(self.model_runner.model_config.hf_config)
+        self.options = resolved.options
+        logger.info("TRUNC options: %s", described(resolved))
         self.speculative_num_draft_tokens = self.stride = get_spec().speculative_num_draft_tokens
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.counters = Counters()
@@ -76,7 +78,7 @@ class TruncWorker(BaseSpecWorker):
         )
         if text := os.environ.get(cost.MEASURE_ENV):
             self.cost = cost.measure(self.lanes, cost.context_from(text))
-        logger.info("TRUNC: %s, R=%d, lane attention %s", self.options, self.lanes.recurrences, attention.name)
+        logger.info("TRUNC: R=%d, lane attention %s", self.lanes.recurrences, attention.name)
 
     def init_attention_backends(self) -> None:
         """Lanes attend through their own kernel; SGLang's backend serves prefill."""

@@ -46,6 +46,8 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         server_args.device = "cpu"
         if server_args.sampling_backend is None:
             server_args.sampling_backend = "pytorch"
+        # An idle scheduler polls; here it would take a core from whoever else works on the machine.
+        server_args.sleep_on_idle = True
         server_args.disable_cuda_graph = True
         server_args.disable_prefill_cuda_graph = True
         if server_args.mem_fraction_static is None:
