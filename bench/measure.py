@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sglang_trunc.serving import counters, timing
 from sglang_trunc.serving.client import Client, Completion
@@ -37,6 +37,7 @@ class Measured(NamedTuple):
     ticks_per_token: float | None
     accept_rate: float | None
     output_ids: list[list[int]]
+    counters: dict[str, Any]  # the engine's own, this cell's share; empty for a plain server
 
 
 def measure(
@@ -44,12 +45,12 @@ def measure(
 ) -> Measured:
     with server.client() as client:
         client.flush_cache()
-        before = counters.engine_counters(server.internal_state())
+        before = server.internal_state()
         waves = [send(client, wave, tokens) for wave in in_waves(prompts, cell.concurrency)]
-        after = counters.engine_counters(server.internal_state())
+        counted = counters.counted_since(before, server.internal_state())
     answers = [answer for wave in waves for answer in wave]
     check_counts(answers, cell, tokens)
-    spent = after - before if before and after else None
+    spent = counters.totals(counted) if counted else None
     return Measured(
         arm,
         number,
@@ -61,6 +62,7 @@ def measure(
         counters.ticks_per_token(spent),
         spent.accept_rate if spent and spent.drafted else None,
         [answer.output_ids for answer in answers],
+        counted,
     )
 
 

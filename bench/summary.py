@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from arms import PLAIN
 from measure import Cell, Measured
+from rich import box
 from rich.table import Table
 
 from sglang_trunc.core.ties import first_difference
@@ -78,16 +79,16 @@ def median_or_none(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-HEADERS = (
-    "prompt", "requests", "arm", "decode tok/s", "x plain", "min-max", "total tok/s", "x plain",
-    "TTFT ms", "accept len", "ticks/token", "equal",
-)  # fmt: skip
+HEADERS = ("cell", "arm", "tok/s", "x plain", "min-max", "in all", "x plain", "TTFT ms", "accept", "ticks", "equal")
+LEGEND = (
+    "cell: prompt tokens x requests; tok/s: decoding, all requests together; in all: with prefill; "
+    "accept: tokens a round; ticks: passes of the core a token waits for; equal: texts equal to plain's"
+)
 
 
 def cells_of(one: Line) -> list[str]:
     return [
-        str(one.cell.prompt_len),
-        str(one.cell.concurrency),
+        f"{one.cell.prompt_len} x {one.cell.concurrency}",
         one.arm,
         f"{one.decode_tps:.2f}",
         f"{one.ratio:.2f}",
@@ -102,13 +103,13 @@ def cells_of(one: Line) -> list[str]:
 
 
 def rich_table(lines: Sequence[Line], title: str) -> Table:
-    table = Table(title=title)
+    table = Table(title=title, caption=LEGEND, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in HEADERS:
-        table.add_column(header, justify="left" if header == "arm" else "right")
+        table.add_column(header, justify="left" if header == "arm" else "right", no_wrap=True)
     before = None
     for one in lines:
         if before not in (None, one.cell):
-            table.add_section()
+            table.add_row()
         before = one.cell
         table.add_row(*cells_of(one))
     return table
@@ -116,7 +117,7 @@ def rich_table(lines: Sequence[Line], title: str) -> Table:
 
 def markdown(lines: Sequence[Line]) -> str:
     rows = [HEADERS, ["---"] * len(HEADERS), *map(cells_of, lines)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + f"\n\n{LEGEND}\n"
 
 
 def as_json(results: Sequence[Measured], lines: Sequence[Line]) -> dict[str, Any]:

@@ -228,6 +228,7 @@ def save_sharded(tensors: Named, target: Path, dtype: torch.dtype = torch.bfloat
     for index, (path, names) in enumerate(shards, start=1):
         final = f"model-{index:05d}-of-{len(shards):05d}.safetensors"
         path.rename(target / final)
+        (target / final).chmod(0o644)
         weight_map.update(dict.fromkeys(names, final))
     listing = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (target / "model.safetensors.index.json").write_text(json.dumps(listing, indent=2) + "\n")

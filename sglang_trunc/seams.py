@@ -96,6 +96,7 @@ TABLE: tuple[Seam, ...] = (
     # requests and reporting
     Seam("managers.scheduler.Scheduler._add_request_to_queue", "hook", ("req", "is_retracted")),
     Seam("managers.schedule_batch.Req.set_finish_with_abort", "call", ("error_msg",)),
+    Seam("managers.schedule_batch.Req.update_finish_state", "hook", ("new_accepted_len",)),
     Seam(
         "managers.scheduler_components.internal_state.SchedulerInternalStateController._add_speculative",
         "hook",

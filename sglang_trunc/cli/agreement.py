@@ -38,7 +38,7 @@ class Text(NamedTuple):
     concurrency: int
     output_ids: list[int]
     cached_tokens: int
-    count: Speculation
+    speculation: Speculation
 
 
 @dataclass(frozen=True)

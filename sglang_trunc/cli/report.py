@@ -72,7 +72,7 @@ def print_agreement(console: Console, agreement: Agreement) -> None:
 
 
 def accept_length(texts: Sequence[Checked]) -> float:
-    return counters.sum_up([one.text.count for one in texts]).accept_length
+    return counters.sum_up([one.text.speculation for one in texts]).accept_length
 
 
 def as_json(agreement: Agreement, model: str, algorithm: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def as_json(agreement: Agreement, model: str, algorithm: str) -> dict[str, Any]:
 def _text_json(one: Checked) -> dict[str, Any]:
     return {
         **one.text._asdict(),
-        "count": one.text.count._asdict(),
+        "speculation": one.text.speculation._asdict(),
         "differences": [{**d._asdict(), "verdict": d.verdict.value} for d in one.differences],
     }
 

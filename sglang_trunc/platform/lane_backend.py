@@ -19,6 +19,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType
 from torch import Tensor
 
+from sglang_trunc.models.looped import LoopedCausalLM
 from sglang_trunc.platform.cpu_attention import lane_attention
 from sglang_trunc.platform.cpu_elementwise import store_rows
 from sglang_trunc.platform.names import ATTENTION_BACKEND
@@ -100,7 +101,14 @@ def _refuse_unknown(layer) -> None:
             )
 
 
+def create(model_runner) -> AttentionBackend:
+    """The backend of this platform for the model at hand."""
+    if isinstance(model_runner.model, LoopedCausalLM):
+        return CpuLaneBackend(model_runner)
+    return ATTENTION_BACKENDS["torch_native"](model_runner)
+
+
 def register() -> None:
     """Make the backend known to SGLang in this process."""
     if ATTENTION_BACKEND not in ATTENTION_BACKENDS:
-        register_attention_backend(ATTENTION_BACKEND)(CpuLaneBackend)
+        register_attention_backend(ATTENTION_BACKEND)(create)

@@ -97,6 +97,7 @@ def save_checkpoint(
     if keep_rotary_table:
         tensors["freqs_cis"] = _huginn_rotary_table(model)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)  # safetensors creates files for the owner alone
     config = model.config.to_hf(str(dtype).removeprefix("torch."))
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 

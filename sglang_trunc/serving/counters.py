@@ -40,9 +40,7 @@ def speculation(meta_info: Mapping[str, Any]) -> Speculation:
     if not tokens:
         return Speculation(0, 0)  # the prefill's token was the only one: no round ran
     rounds = meta_info.get("spec_verify_ct")
-    return Speculation(
-        tokens, int(sum(meta_info["spec_correct_drafts_histogram"]) if rounds is None else rounds)
-    )
+    return Speculation(tokens, int(sum(meta_info["spec_correct_drafts_histogram"]) if rounds is None else rounds))
 
 
 def sum_up(counts: Sequence[Speculation]) -> Speculation:
@@ -66,9 +64,7 @@ class EngineCounters:
     accepted: int
 
     def __sub__(self, other: EngineCounters) -> EngineCounters:
-        return EngineCounters(
-            **{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)}
-        )
+        return EngineCounters(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
 
     @property
     def accept_rate(self) -> float:
@@ -78,9 +74,31 @@ class EngineCounters:
 def engine_counters(internal_state: Mapping[str, Any]) -> EngineCounters | None:
     """None for a server that runs without our algorithm."""
     report = internal_state.get(STATE_KEY)
-    if report is None:
-        return None
-    return EngineCounters(**{f.name: int(report["counters"][f.name]) for f in fields(EngineCounters)})
+    return None if report is None else totals(report["counters"])
+
+
+def totals(report: Mapping[str, Any]) -> EngineCounters:
+    return EngineCounters(**{f.name: int(report[f.name]) for f in fields(EngineCounters)})
+
+
+def counted_since(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's whole report between two internal states; empty for a plain server.
+
+    Ratios are left out: a difference of ratios is not a ratio.
+    """
+    if STATE_KEY not in after:
+        return {}
+    return _minus(after[STATE_KEY]["counters"], before[STATE_KEY]["counters"])
+
+
+def _minus(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    spent: dict[str, Any] = {}
+    for name, value in after.items():
+        if isinstance(value, Mapping):
+            spent[name] = _minus(value, before.get(name, {}))
+        elif isinstance(value, int):
+            spent[name] = value - before.get(name, 0)
+    return spent
 
 
 def engine_options(internal_state: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-EXCEPTION_LINE = re.compile(
-    r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Refused|Interrupt|Exit)\b:? ?(?P<message>.*)$"
-)
+EXCEPTION_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Refused|Interrupt|Exit)\b:? ?(?P<message>.*)$")
 LOG_STAMP = re.compile(r"^\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 # Messages of processes that only report that another one died.
 ECHOES = (

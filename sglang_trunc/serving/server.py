@@ -127,9 +127,7 @@ class Server:
                     if http.get(f"{self.url}/health").status_code == 200:
                         return
                 if time.perf_counter() - begin > self.start_timeout:
-                    raise StartError(
-                        f"{self.name} was not healthy after {self.start_timeout:.0f} s: {self._explain()}"
-                    )
+                    raise StartError(f"{self.name} was not healthy after {self.start_timeout:.0f} s: {self._explain()}")
                 time.sleep(POLL_SECONDS)
 
     def _explain(self) -> str:

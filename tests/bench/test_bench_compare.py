@@ -18,7 +18,7 @@ def run(fake_servers, tmp_path, monkeypatch):
 
     def invoke(*arguments):
         out = tmp_path / "out" / "result.json"
-        basic = ["--model-path", "fake", "--prompt-lens", "5,9", "--concurrency", "1,2", "--max-new-tokens", "13"]
+        basic = ["--model-path", "fake", "--prompt-lens", "5", "--concurrency", "1,2", "--max-new-tokens", "13"]
         result = CliRunner().invoke(app, [*basic, "--out", str(out), *arguments])
         assert result.exit_code == 0, result.output
         return json.loads(out.read_text()), out.with_suffix(".md").read_text(), result.output
@@ -33,7 +33,7 @@ def test_measures_every_arm_in_every_cell_and_round(run, fake_servers, mode):
         (m["arm"], m["round"], m["cell"]["prompt_len"], m["cell"]["concurrency"]) for m in written["measurements"]
     }
     names = ("plain", "block1", "trunc")
-    assert measured == {(a, r, n, c) for a in names for r in (0, 1) for n in (5, 9) for c in (1, 2)}
+    assert measured == {(a, r, n, c) for a in names for r in (0, 1) for n in (5,) for c in (1, 2)}
     assert len(written["measurements"]) == len(measured)
     assert len(fake_servers) == (3 if mode else 6)
     assert not any(server.is_alive() for server in fake_servers)
@@ -42,26 +42,28 @@ def test_measures_every_arm_in_every_cell_and_round(run, fake_servers, mode):
         assert line["equal"] == line["texts"] == 2 * (3 if line["cell"]["concurrency"] == 1 else 4)
         assert line["ratio_min"] <= line["ratio"] <= line["ratio_max"]
         assert line["ratio"] == 1.0 or line["arm"] != "plain"
-    assert table.count("\n") == 2 + len(written["summary"])
+    assert table.count("\n|") == 1 + len(written["summary"])
     assert "differ from plain" not in said
 
 
-def test_a_fake_that_sends_three_tokens_a_time_is_faster(run):
+def test_a_fake_that_sends_three_tokens_a_time_is_faster(run, monkeypatch):
+    monkeypatch.setenv("FAKE_DELAY", "0.02")  # large beside what a busy machine adds
     written, _, _ = run("--rounds", "1", "--requests", "2", "--arm", "trunc")
     fast = [line for line in written["summary"] if line["arm"] == "trunc"]
-    assert all(line["ratio"] > 1.5 for line in fast)
+    assert all(line["ratio"] > 1.3 for line in fast)
 
 
 def test_unequal_texts_are_said_aloud(run, monkeypatch):
     monkeypatch.setenv("FAKE_SWAP", "11:0.1")
     written, _, said = run("--rounds", "1", "--requests", "1")
     trunc = [line for line in written["summary"] if line["arm"] == "trunc"]
-    assert [line["first_differences"] for line in trunc] == [[6], [6, 6], [2], [2, 2]]
+    assert [line["first_differences"] for line in trunc] == [[6], [6, 6]]
     assert "texts that differ from plain: block1, trunc" in " ".join(said.split())
 
 
 def test_settings_and_provenance_are_written(run, fake_servers):
     written, _, _ = run("--rounds", "1", "--requests", "1", "--threads", "1", "--", "--page-size", "16")
+    assert [cell["prompt_len"] for cell in written["settings"]["cells"]] == [5, 5]
     assert written["settings"]["threads"] == 1
     assert written["settings"]["server_args"][-2:] == ["--page-size", "16"]
     assert written["settings"]["prompts"]["digest"]

@@ -152,7 +152,7 @@ def test_warm_passes_follow_a_flush():
             (0, "code", 4),
             (1, "prose", 4),
         ]
-        assert texts[0].count == (4, 2)
+        assert texts[0].speculation == (4, 2)
 
 
 @pytest.mark.parametrize(

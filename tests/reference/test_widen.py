@@ -75,7 +75,6 @@ def test_logits_and_tokens_are_kept(widen, sources, tmp_path, family, hidden, vo
     prompt = ids(24).tolist()
     out = greedy(model, prompt, 64)
     assert teacher_forced_check(wide, prompt, out) is None
-    assert greedy(wide, prompt, 4) == out[:4]
 
 
 @pytest.mark.parametrize("family", SHAPE)

@@ -1,8 +1,8 @@
 """Servers and oracles of the server tests.
 
-``serve`` (module scope) starts the server of a ``Setup`` and keeps it while the tests that share it run.
-``oracle`` gives the reference model of the same checkpoint. After every test that used a server the KV pool must be
-balanced and the server alive.
+A test asks for ``server`` or ``client`` and gets the server of its module's ``SETUP``, or of the setup it is
+parametrised with (``served``). ``oracle`` is the reference model of the same checkpoint. After every test the KV pool
+must be balanced and the server alive.
 """
 
 from __future__ import annotations
@@ -12,27 +12,50 @@ from pathlib import Path
 
 import pytest
 
+from sglang_trunc.serving.client import Client
 from sglang_trunc.serving.server import Server
 from tests.server.oracle import Oracle
-from tests.server.setups import Setup
+from tests.server.pool import Servers
+from tests.server.setups import PROMPT, WHOLE, Setup
 
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.server)
+def setups_of(item: pytest.Item) -> tuple[Setup, ...]:
+    """The setups whose servers a test uses, in that order."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    if "setups" in params:  # a test that goes through several servers
+        return tuple(params["setups"])
+    if "server" not in getattr(item, "fixturenames", ()):
+        return ()
+    return (params.get("served") or item.module.SETUP,)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Mark the server tests, and bring those of one setup together in the order of first use."""
+    mine = [item for item in items if HERE in item.path.parents]
+    for item in mine:
+        item.add_marker(pytest.mark.server)
+    order = list(dict.fromkeys(map(setups_of, mine)))
+    mine.sort(key=lambda item: order.index(setups_of(item)))
+    places = [place for place, item in enumerate(items) if HERE in item.path.parents]
+    for place, item in zip(places, mine, strict=True):
+        items[place] = item
 
 
 @pytest.fixture(scope="session")
 def model_of(tiny_checkpoint) -> Callable[[Setup], Path]:
     """The checkpoint directory of a setup."""
+    return lambda setup: setup.directory or tiny_checkpoint(setup.family, **setup.checkpoint)
 
-    def directory(setup: Setup) -> Path:
-        return tiny_checkpoint(setup.family, **setup.checkpoint)
 
-    return directory
+@pytest.fixture(scope="session")
+def servers(request, model_of) -> Iterator[Servers]:
+    order = dict.fromkeys(setup for item in request.session.items for setup in setups_of(item))
+    pool = Servers(list(order), model_of)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture(scope="session")
@@ -52,18 +75,16 @@ def oracle_of(model_of) -> Callable[[Setup], Oracle]:
 
 @pytest.fixture(scope="module")
 def served(request) -> Setup:
-    """The setup of this module's server: its ``SETUP``, or a parameter given by ``served_with``."""
     return getattr(request, "param", None) or request.module.SETUP
 
 
 @pytest.fixture(scope="module")
-def server(served: Setup, model_of) -> Iterator[Server]:
-    with served.server(model_of(served)) as running:
-        yield running
+def server(served: Setup, servers: Servers) -> Server:
+    return servers.get(served)
 
 
 @pytest.fixture(scope="module")
-def client(server: Server):
+def client(server: Server) -> Iterator[Client]:
     with server.client() as connected:
         yield connected
 
@@ -71,6 +92,23 @@ def client(server: Server):
 @pytest.fixture(scope="module")
 def oracle(served: Setup, oracle_of) -> Oracle:
     return oracle_of(served)
+
+
+@pytest.fixture(scope="module")
+def whole(client: Client, oracle: Oracle) -> list[int]:
+    """What follows PROMPT, known to be right."""
+    output = client.generate(PROMPT, max_new_tokens=WHOLE, ignore_eos=True).output_ids
+    assert oracle.mismatch(PROMPT, output) is None
+    return output
+
+
+@pytest.fixture(scope="module")
+def decode(served: Setup, model_of) -> Callable[[list[int]], str]:
+    """The text of token ids, as a server shows it."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_of(served))
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_trunc.serving.server import Server
+from tests.server.oracle import prompt_of
 
 # Scheduler and kernels on one thread each; unwritten KV is NaN; SGLang checks its slots every round.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
@@ -29,9 +30,9 @@ class Trunc:
 
 @dataclass(frozen=True)
 class Setup:
-    """Arguments of one launch. ``trunc`` None is plain decoding."""
+    """Arguments of one launch. ``trunc`` None is plain decoding; two setups of equal fields share a server."""
 
-    family: str  # of reference.tiny, or "demo-ouro", "demo-raven"
+    family: str  # of reference.tiny
     trunc: Trunc | None = None
     page: int = 1
     chunk: int = -1  # --chunked-prefill-size; -1 is off
@@ -43,6 +44,7 @@ class Setup:
     requests: int = 8
     checkpoint: Mapping[str, Any] = field(default_factory=dict)  # options of write_tiny
     override: Mapping[str, Any] = field(default_factory=dict)  # --json-model-override-args
+    directory: Path | None = None  # of another checkpoint than a tiny one
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -54,8 +56,7 @@ class Setup:
         if self.trunc is not None and self.trunc.draft_threshold:
             parts.append(f"p{self.trunc.draft_threshold}")
         parts += [f"page{self.page}", "whole" if self.chunk < 0 else f"chunk{self.chunk}"]
-        parts += ["radix"] if self.radix else []
-        parts += ["overlap"] if self.overlap else []
+        parts += [name for name in ("radix", "overlap") if getattr(self, name)]
         return "-".join(parts)
 
     def __hash__(self) -> int:
@@ -82,3 +83,9 @@ class Setup:
 
     def server(self, model: Path) -> Server:
         return Server(str(model), self.arguments(), self.variables(), name=self.name)
+
+
+# Drafts at full depth are all accepted: every run is a whole block.
+LONG_RUNS = Setup("ouro", Trunc(4, 8), context=256)
+PROMPT = prompt_of(12, seed=5)
+WHOLE = 64  # tokens of the known continuation of PROMPT, see the fixture ``whole``

@@ -225,9 +225,7 @@ def from_environment(speculative: bool) -> Settings:
     env = os.environ
     pairs = [entry.split(":") for entry in env.get("FAKE_SWAP", "").split(",") if entry]
     answer = env.get("FAKE_ANSWER_AT")
-    model = Model(
-        {int(i): float(g) for i, g in pairs}, int(answer) if answer else None, int(env.get("FAKE_EOS", 0))
-    )
+    model = Model({int(i): float(g) for i, g in pairs}, int(answer) if answer else None, int(env.get("FAKE_EOS", 0)))
     return Settings(
         model=model,
         speculative=speculative,

@@ -43,9 +43,7 @@ def test_flags_and_environment_reach_the_server():
 
 def test_failed_start_says_why_and_keeps_the_log():
     server = fake(FAKE_FAIL="d1 is 5, but this model has 4 recurrences.")
-    with pytest.raises(
-        StartError, match="exit code 1: ValueError: d1 is 5, but this model has 4 rec"
-    ) as caught:
+    with pytest.raises(StartError, match="exit code 1: ValueError: d1 is 5, but this model has 4 rec") as caught:
         server.start()
     assert server.log_path.exists()
     assert str(server.log_path) in str(caught.value)

@@ -105,6 +105,15 @@ def test_engine_counters_of_one_measurement():
     assert counters.engine_options({}) == {}
 
 
+def test_the_whole_report_of_one_measurement():
+    before, after = state(ticks_by_width={"1": 4}), state(ticks=90, ticks_by_width={"1": 6, "4": 9}, accept_rate=0.5)
+    spent = counters.counted_since(before, after)
+    assert (spent["ticks"], spent["rounds"]) == (20, 0)
+    assert spent["ticks_by_width"] == {"1": 2, "4": 9}
+    assert "accept_rate" not in spent
+    assert counters.counted_since({}, {}) == {}
+
+
 def test_ticks_per_token_do_not_depend_on_the_batch():
     # Block size 1 is plain decoding: R = 4 ticks a token, alone or four requests at once.
     alone = counters.engine_counters(state(rounds=10, runs=10, tokens=10, ticks=40))

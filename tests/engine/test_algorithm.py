@@ -1,0 +1,200 @@
+"""What ``--speculative-algorithm trunc`` refuses at launch, in which words, and what it fills in."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+
+import pytest
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from sglang_trunc.core.options import OptionError
+from sglang_trunc.engine.algorithm import _REFUSED, TruncAlgorithm, validate
+from sglang_trunc.engine.options import OTHER_ENVIRONMENT
+from sglang_trunc.platform.names import ATTENTION_BACKEND
+
+pytestmark = pytest.mark.usefixtures("sglang_context", "no_options")
+
+
+@pytest.fixture
+def no_options(monkeypatch):
+    for name in ("D1", "BLOCK_SIZE", "DRAFT_THRESHOLD"):
+        monkeypatch.delenv(f"SGLANG_TRUNC_{name}", raising=False)
+
+
+@pytest.fixture
+def args(tiny_checkpoint):
+    """``ServerArgs`` with every checked field at its first accepted value."""
+
+    def make(family: str = "ouro", override: dict | str | None = None, **fields) -> types.SimpleNamespace:
+        if isinstance(override, dict):
+            override = json.dumps(override)
+        accepted = {field: values[0] for field, values, _ in _REFUSED}
+        return types.SimpleNamespace(
+            **{
+                **accepted,
+                "speculative_algorithm": "TRUNC",
+                "model_path": str(tiny_checkpoint(family)),
+                "trust_remote_code": False,
+                "revision": None,
+                "json_model_override_args": override or "{}",
+                "attention_backend": ATTENTION_BACKEND,
+                "prefill_attention_backend": None,
+                "decode_attention_backend": None,
+                "enable_mixed_chunk": True,
+                **fields,
+            }
+        )
+
+    return make
+
+
+def test_fills_in_what_sglang_sizes_its_pools_by(args):
+    given = args(override={"trunc": {"block_size": 6}})
+    validate(given)
+    assert given.speculative_num_draft_tokens == 6
+    assert given.speculative_num_steps == 5
+    assert given.speculative_eagle_topk == 1
+    assert given.enable_mixed_chunk is False
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("tp_size", 2, "--tp-size 2 is not supported by --speculative-algorithm TRUNC; accepted: 1."),
+        ("pp_size", 2, "--pp-size 2 is not supported by --speculative-algorithm TRUNC; accepted: 1."),
+        ("dp_size", 2, "--dp-size 2 is not"),
+        ("enable_lora", True, "--enable-lora True is not supported by --speculative-algorithm TRUNC; accepted: unset"),
+        ("lora_paths", ["a=b"], "--lora-paths ['a=b'] is not supported"),
+        ("disaggregation_mode", "prefill", "--disaggregation-mode prefill is not"),
+        ("enable_dp_attention", True, "--enable-dp-attention True is not"),
+        ("enable_hierarchical_cache", True, "--enable-hierarchical-cache True is not"),
+        ("kv_cache_dtype", "fp8_e5m2", "--kv-cache-dtype fp8_e5m2 is not"),
+        ("speculative_num_steps", 3, "--speculative-num-steps 3 is not"),
+        ("speculative_num_draft_tokens", 4, "set block_size and d1 instead"),
+        ("speculative_draft_model_path", "x", "--speculative-draft-model-path x is not"),
+        ("attention_backend", "fa3", "--attention-backend fa3 is not supported by --speculative-algorithm TRUNC"),
+        ("decode_attention_backend", "fa3", "--decode-attention-backend fa3 is not"),
+    ],
+)
+def test_server_option_is_refused_by_its_flag(args, field, value, sentence):
+    with pytest.raises(ValueError) as caught:
+        validate(args(**{field: value}))
+    assert sentence in str(caught.value)
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("row", _REFUSED, ids=lambda row: row[0])
+def test_every_checked_field_exists_in_this_sglang(row):
+    """A field that was renamed would be read as not set, and the option silently accepted."""
+    from sglang.srt.server_args import ServerArgs
+
+    field, _, flag = row
+    assert field in ServerArgs.__struct_fields__
+    assert flag == "--" + field.replace("_", "-")
+
+
+@pytest.mark.parametrize("row", _REFUSED, ids=lambda row: row[0])
+def test_every_default_is_accepted(row):
+    from sglang.srt.server_args import ServerArgs
+
+    field, accepted, _ = row
+    default = getattr(ServerArgs(model_path="none"), field)
+    assert default in accepted
+
+
+@pytest.mark.parametrize(
+    ("environment", "override", "sentence"),
+    [
+        ({"D1": "0"}, None, "d1 is 0 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 4."),
+        ({"D1": "5"}, None, "d1 is 5 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 4."),
+        ({"D1": "x"}, None, "d1 is 'x' (from environment variable SGLANG_TRUNC_D1), but must be an integer"),
+        ({"FOO": "1"}, None, "Environment variable SGLANG_TRUNC_FOO is '1', but the plugin reads only"),
+        ({}, {"trunc": {"depth": 2}}, "depth is not an option (trunc of --json-model-override-args), the options are d1"),
+        ({}, {"trunc": {"d1": 5}}, "d1 is 5 (from --json-model-override-args)"),
+        ({}, {"trunc": 3}, "trunc of --json-model-override-args is 3, but must be an object."),
+        ({"D1": "3"}, {"total_ut_steps": 2}, "d1 is 3 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 2."),
+    ],
+)  # fmt: skip
+def test_algorithm_option_is_refused_with_its_source(args, monkeypatch, environment, override, sentence):
+    for name, value in environment.items():
+        monkeypatch.setenv(f"SGLANG_TRUNC_{name}", value)
+    with pytest.raises(OptionError) as caught:
+        validate(args(override=override))
+    assert sentence in str(caught.value)
+    assert_one_sentence(caught.value)
+
+
+def test_override_that_is_not_json_is_refused(args):
+    with pytest.raises(OptionError, match="--json-model-override-args is not readable JSON"):
+        validate(args(override="{trunc"))
+
+
+def test_the_tests_own_variable_is_known(args, monkeypatch):
+    for name in OTHER_ENVIRONMENT:
+        monkeypatch.setenv(name, "1")
+    validate(args())
+
+
+def test_early_exit_is_refused(args):
+    with pytest.raises(ValueError, match=r"early_exit_threshold is 0\.5") as caught:
+        validate(args(override={"early_exit_threshold": 0.5}))
+    assert_one_sentence(caught.value)
+
+
+def test_fewer_recurrences_are_accepted(args):
+    given = args(override={"total_ut_steps": 2})
+    validate(given)
+
+
+def test_a_model_without_a_loop_is_refused(args):
+    with pytest.raises(ValueError, match="needs a looped model .* is LlamaForCausalLM") as caught:
+        validate(args("llama"))
+    assert_one_sentence(caught.value)
+
+
+@pytest.mark.parametrize("family", ["ouro", "ouro-gqa", "huginn", "retro-llama", "retro-olmo2"])
+def test_every_family_is_accepted(args, family):
+    validate(args(family))
+
+
+def assert_one_sentence(error: BaseException) -> None:
+    text = str(error)
+    assert "\n" not in text
+    assert text.endswith(".")
+    assert ". " not in text.replace("0. ", "")
+
+
+# --- the class SGLang asks ---
+
+
+def public_methods(cls: type) -> set[str]:
+    return {name for name, _ in inspect.getmembers(cls, inspect.isroutine) if not name.startswith("_")}
+
+
+def test_algorithm_has_every_method_of_sglangs_own():
+    """``CustomSpecAlgo`` lacks some that the scheduler calls; ``register`` and the parsers belong to the enum."""
+    enum_only = {"register", "from_string", "to_bytes", "from_bytes"} | public_methods(int) | public_methods(str)
+    missing = public_methods(SpeculativeAlgorithm) - public_methods(TruncAlgorithm) - enum_only
+    assert not missing
+
+
+def test_methods_of_ours_take_what_sglangs_own_take():
+    for name in public_methods(CustomSpecAlgo) & public_methods(SpeculativeAlgorithm):
+        theirs = inspect.signature(getattr(SpeculativeAlgorithm, name)).parameters
+        ours = inspect.signature(getattr(TruncAlgorithm, name)).parameters
+        flexible = {p.kind for p in ours.values()} & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+        assert flexible or set(theirs) <= set(ours), name
+
+
+def test_it_is_none_of_sglangs_algorithms():
+    """Joining a family by a predicate would switch on its side effects: bigram radix keys, draft hidden states."""
+    algorithm = SpeculativeAlgorithm.from_string("TRUNC")
+    assert isinstance(algorithm, TruncAlgorithm)
+    claims = {name for name in public_methods(TruncAlgorithm) if name.startswith("is_") and getattr(algorithm, name)()}
+    assert claims <= {"is_some", "is_speculative"}
+    assert not algorithm.has_draft_kv()
+    assert not algorithm.carries_draft_hidden_states()
+    assert not algorithm.need_topk()

@@ -1,0 +1,146 @@
+"""The pool's tensors: per-step views of one flat tensor, sized as plain decoding's, for looped models only."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+from sglang_trunc.engine import kv_pool
+from sglang_trunc.engine.kv_pool import POISON_ENV, LoopedKVPool, cell_size, pool_class_for, resolve_pool_class
+from sglang_trunc.models.layer_ids import LoopShape
+from sglang_trunc.platform.names import ATTENTION_BACKEND
+
+pytestmark = pytest.mark.usefixtures("sglang_context")
+SHAPE = LoopShape(prelude=2, core=3, coda=1, recurrences=4)
+HEADS, HEAD_DIM = 2, 8
+
+
+def make(shape: LoopShape = SHAPE, size: int = 40, page: int = 1, dtype=torch.float32, **changes) -> LoopedKVPool:
+    options = {
+        "page_size": page,
+        "dtype": dtype,
+        "head_num": HEADS,
+        "head_dim": HEAD_DIM,
+        "layer_num": shape.num_kv_layers,
+        "device": "cpu",
+        "enable_memory_saver": False,
+    }
+    return pool_class_for(shape, None)(size, **{**options, **changes})
+
+
+@pytest.mark.parametrize(("size", "page"), [(40, 1), (48, 16)])
+def test_each_kv_layer_is_a_view_of_its_layers_flat_rows(size, page):
+    pool = make(size=size, page=page)
+    rows = size + page
+    assert pool.rows_per_step == rows
+    for part in ("prelude", "core", "coda"):
+        for index in range(getattr(SHAPE, part)):
+            flat = pool.flat_rows(part, index)
+            ids = SHAPE.layer_ids(part, index)
+            for buffers, whole in zip((pool.k_buffer, pool.v_buffer), flat, strict=True):
+                assert whole.shape == (len(ids) * rows, HEADS * HEAD_DIM)
+                for step, layer_id in enumerate(ids):
+                    view = buffers[layer_id]
+                    assert view.is_contiguous()
+                    assert view.shape == (rows, HEADS, HEAD_DIM)
+                    assert view.data_ptr() == whole[step * rows :].data_ptr()
+
+
+def test_rows_address_one_step_and_flat_rows_all():
+    pool = make()
+    step, layer, slot = 2, 1, 17
+    pool.k_buffer[SHAPE.core_id(step, layer)][slot] = 7.0
+    keys, values = pool.flat_rows("core", layer)
+    assert keys[step * pool.rows_per_step + slot].eq(7.0).all()
+    assert int(keys.eq(7.0).sum()) == HEADS * HEAD_DIM
+    assert not values.any()
+    assert pool.rows(SHAPE.core_id(step, layer))[0][slot].eq(7.0).all()
+
+
+def test_every_layer_has_memory_of_its_own():
+    pool = make()
+    for number, buffer in enumerate((*pool.k_buffer, *pool.v_buffer), start=1):
+        buffer.fill_(number)
+    for number, buffer in enumerate((*pool.k_buffer, *pool.v_buffer), start=1):
+        assert buffer.eq(number).all()
+
+
+def test_bytes_are_those_of_sglangs_pool():
+    ours, theirs = make(), MHATokenToKVPool(
+        40,
+        page_size=1,
+        dtype=torch.float32,
+        head_num=HEADS,
+        head_dim=HEAD_DIM,
+        layer_num=SHAPE.num_kv_layers,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    assert sum(ours.get_kv_size_bytes()) == sum(theirs.get_kv_size_bytes())
+
+
+def test_poison_leaves_only_the_padding_page_readable(monkeypatch):
+    monkeypatch.setenv(POISON_ENV, "1")
+    pool = make(size=48, page=16)
+    for buffer in (*pool.k_buffer, *pool.v_buffer):
+        assert not buffer[:16].isnan().any()
+        assert buffer[16:].isnan().all()
+
+
+def test_without_poison_it_starts_at_zero():
+    assert not any(buffer.any() for buffer in make().k_buffer)
+
+
+def test_wrong_number_of_layers_is_refused():
+    with pytest.raises(ValueError, match=r"asked for 5 layers, the looped model has 15 \(prelude 2 \+ 4 x core 3"):
+        make(layer_num=5)
+
+
+def test_other_layouts_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="'vectorized_5d' is not supported for looped models; accepted: nhd"):
+        make(kv_cache_layout="vectorized_5d")
+
+
+# --- which models get it ---
+
+
+def configurator(shape: LoopShape | None) -> types.SimpleNamespace:
+    hf_config = types.SimpleNamespace() if shape is None else types.SimpleNamespace(loop_shape=shape)
+    model_config = types.SimpleNamespace(hf_config=hf_config)
+    return types.SimpleNamespace(model_config=model_config, kv_cache_dtype=torch.bfloat16)
+
+
+def resolve(shape, kind="mha", chosen=MHATokenToKVPool):
+    return resolve_pool_class(lambda self, *, kind, default: chosen, configurator(shape), kind=kind, default=chosen)
+
+
+def test_looped_models_get_the_pool_and_others_sglangs_choice():
+    pool = resolve(SHAPE)
+    assert issubclass(pool, LoopedKVPool)
+    assert pool.shape == SHAPE
+    assert resolve(None) is MHATokenToKVPool
+    assert resolve(SHAPE, kind="mla") is MHATokenToKVPool
+
+
+def test_a_pool_chosen_by_another_option_is_refused_by_name():
+    class PagedPool(MHATokenToKVPool):
+        pass
+
+    with pytest.raises(ValueError, match="KV pool PagedPool is not supported for looped models"):
+        resolve(SHAPE, chosen=PagedPool)
+
+
+@pytest.mark.parametrize(("float32_rows", "bytes_a_token"), [(True, 200), (False, 100)])
+def test_a_tokens_bytes_follow_the_rows_dtype(monkeypatch, float32_rows, bytes_a_token):
+    monkeypatch.setattr(kv_pool, "_float32_rows", lambda: float32_rows)
+    assert cell_size(100, None, configurator(SHAPE), 15) == bytes_a_token  # bf16 model
+    assert cell_size(100, None, configurator(None), 15) == 100
+
+
+def test_float32_rows_on_the_gpu_less_platform_only(sglang_context):
+    with sglang_context.get_exec().kernel.override("test", attention_backend="triton"):
+        assert not kv_pool._float32_rows()
+    assert kv_pool._float32_rows() == (sglang_context.get_exec().kernel.attention_backend == ATTENTION_BACKEND)

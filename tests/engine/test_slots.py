@@ -1,0 +1,65 @@
+"""SGLang's slot tables in torch, against a loop, and the room behind the context limit."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+
+from sglang_trunc.engine import slots
+
+pytestmark = pytest.mark.usefixtures("sglang_context")
+
+
+@pytest.fixture
+def without_triton(monkeypatch):
+    monkeypatch.setattr(slots, "_triton_runs", lambda table: False)
+
+
+def fail(*_):
+    raise AssertionError("SGLang's Triton kernel must not run here")
+
+
+@pytest.mark.usefixtures("without_triton")
+def test_assigned_rows_are_a_loops():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        table = torch.zeros(6, 50, dtype=torch.int32)
+        want = table.clone()
+        count = int(torch.randint(1, 5, (1,), generator=generator))
+        rows = torch.randperm(6, generator=generator)[:count]
+        start = torch.randint(0, 30, (count,), generator=generator)
+        end = start + torch.randint(0, 12, (count,), generator=generator)  # some requests get nothing
+        slot_ids = torch.randint(1, 1000, (int((end - start).sum()),), generator=generator)
+        at = 0
+        for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
+            want[row, first:last] = slot_ids[at : at + last - first]
+            at += last - first
+        slots.assign_rows(fail, rows, table, start.int(), end.int(), slot_ids, count)
+        assert torch.equal(table, want)
+
+
+@pytest.mark.usefixtures("without_triton")
+def test_last_slot_of_a_prefix():
+    table = torch.arange(40, dtype=torch.int32).view(4, 10)
+    last = slots.last_loc(fail, table, torch.tensor([3, 1, 2]), torch.tensor([4, 0, 10]))
+    assert last.tolist() == [33, -1, 29]
+
+
+def test_where_triton_runs_sglangs_own_are_called(monkeypatch):
+    monkeypatch.setattr(slots, "_triton_runs", lambda table: True)
+    assert slots.last_loc(lambda *args: "theirs", None, None, None) == "theirs"
+    assert slots.assign_rows(lambda *args: "theirs", None, None, None, None, None, 0) == "theirs"
+
+
+@pytest.mark.parametrize(("page", "block"), [(1, 1), (1, 8), (1, 64), (16, 4)])
+def test_a_row_has_room_for_a_whole_reserve_behind_the_context(monkeypatch, page, block):
+    """A request at its last position reserves two blocks; SGLang alone leaves 4 + block columns at page size 1."""
+    spec = types.SimpleNamespace(speculative_algorithm="TRUNC")
+    monkeypatch.setattr(slots, "get_spec", lambda: spec)
+    monkeypatch.setattr(slots, "get_alloc_reserve_per_decode", lambda: 2 * block)
+    monkeypatch.setattr(slots, "get_alloc_page_size", lambda: page)
+    assert slots.extra_context_len(4 + block) >= 2 * block + page - 1
+    spec.speculative_algorithm = None
+    assert slots.extra_context_len(4 + block) == 4 + block
