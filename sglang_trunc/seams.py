@@ -46,6 +46,7 @@ _WORKER = "speculative.base_spec_worker.BaseSpecWorker"
 
 TABLE: tuple[Seam, ...] = (
     # registration
+    Seam("plugins.load_plugins", "call"),
     Seam("plugins.hook_registry.HookRegistry.register", "call", ("target", "hook", "hook_type")),
     Seam("plugins.hook_registry.HookType", "import"),
     Seam(

@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "core": {"torch"},
     "kernels": {"torch", "triton"},
     "reference": {"torch", "safetensors", "tokenizers", "transformers", "sglang_trunc.core"},
-    "models": {"torch", "transformers", "sglang", "sglang_trunc.core", "tokenizers"},
+    # tensor_names reads the headers of a Hub repository's checkpoint
+    "models": {"torch", "transformers", "tokenizers", "huggingface_hub", "httpx", "sglang", "sglang_trunc.core"},
     "platform": {"torch", "numba", "numpy", "sglang", "llvmlite", "sglang_trunc.core", "sglang_trunc.models"},
     "engine": {
         "torch",
@@ -30,9 +31,9 @@ MAY_IMPORT = {
         "rich",
         "torch",
         "typer",
-        "transformers",
+        "huggingface_hub",
         "sglang",
-        *(f"sglang_trunc.{part}" for part in ("core", "serving", "seams", "platform", "plugin", "engine", "reference")),
+        *(f"sglang_trunc.{part}" for part in ("core", "models", "serving", "seams", "platform", "engine")),
     },
     "plugin.py": {"torch", "sglang", *(f"sglang_trunc.{part}" for part in ("seams", "models", "platform", "engine"))},
     "seams.py": set(),

@@ -76,9 +76,7 @@ def verify(
 
 @app.command()
 def doctor(
-    model_path: Annotated[
-        str | None, typer.Option(help="Also say what would run for this checkpoint.")
-    ] = None,
+    model_path: Annotated[str | None, typer.Option(help="Also say what would run for this checkpoint.")] = None,
     all_seams: Annotated[bool, typer.Option("--all-seams", help="List the seams that hold, too.")] = False,
 ) -> None:
     """What is installed, which SGLang names hold, which device, what would run."""

@@ -4,12 +4,16 @@ Uses a small trained model that ships with the package, so that it runs anywhere
 servers. Prints the texts, the speed (prefill left out, see ``serving.timing``), the accept length, the
 ticks of the looped core that a token waits for, and whether the tokens are equal.
 
-Exit code 0: equal tokens; 1: not; 2: a server did not start. The demo model is so small that SGLang's own
-work per step weighs as much as the model: ratios of real models come from ``bench/compare.py``.
+Each server answers the prompts three times and its fastest pass counts, since other work on the machine
+only ever slows a pass. The demo model is so small that SGLang's own work per step weighs as much as the model:
+ratios that mean something come from ``bench/compare.py``.
+
+Exit code 0: equal tokens; 1: not; 2: a server did not start.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +33,8 @@ from sglang_trunc.serving.server import Server, StartError
 
 CANNOT_RUN = 2
 PROMPTS = 4
-WARM_UP_TOKENS = 16
+PASSES = 3
+SHOWN_LINES = 14
 
 
 @dataclass(frozen=True)
@@ -46,15 +51,11 @@ class Run:
     """What one server answered."""
 
     name: str
-    completions: list[Completion]
+    completions: list[Completion]  # of the first pass
+    tokens_per_second: float  # decoding, of the fastest pass
     accept_length: float | None  # None: a plain server
     ticks_per_token: float | None
     options: dict[str, Any]
-
-    @property
-    def tokens_per_second(self) -> float:
-        windows = [timing.decode_window([c]) for c in self.completions]
-        return sum(tokens for tokens, _ in windows) / sum(seconds for _, seconds in windows)
 
 
 def run(options: DemoOptions, console: Console) -> int:
@@ -68,6 +69,8 @@ def run(options: DemoOptions, console: Console) -> int:
         return CANNOT_RUN
     print_texts(console, given, plain, fast)
     console.print(comparison(plain, fast))
+    if os.getloadavg()[0] > 1.5 * len(os.sched_getaffinity(0)):
+        console.print("The machine is busy with other work: the speeds are not to be trusted.", style="yellow")
     unequal = [index for index in range(len(given)) if _difference(plain, fast, index) is not None]
     if unequal:
         console.print(
@@ -80,36 +83,46 @@ def run(options: DemoOptions, console: Console) -> int:
     return 1 if unequal else 0
 
 
-def serve(
-    model: str, algorithm: str | None, given: Sequence[Prompt], options: DemoOptions, console: Console
-) -> Run:
-    """All prompts through one server: a warm-up request, then the measured ones."""
+def serve(model: str, algorithm: str | None, given: Sequence[Prompt], options: DemoOptions, console: Console) -> Run:
+    """All prompts through one server, ``PASSES`` times with an empty prefix cache."""
     flags = ["--speculative-algorithm", algorithm] if algorithm else []
     name = algorithm or "plain"
     server = Server(model, [*flags, *options.server_args], name=name)
     with started(server, console), server.client() as client:
-        client.generate(given[0].text, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        client.flush_cache()
         before = server.internal_state()
-        with console.status(f"{name}: {len(given)} prompts"):
-            answers = _generate(client, given, options)
-        return _run(name, answers, before, server.internal_state())
+        passes = []
+        with console.status(f"{name}: {len(given)} prompts, {PASSES} passes"):
+            for _ in range(PASSES):
+                client.flush_cache()
+                passes.append(_one_pass(client, given, options))
+        return _run(name, passes, before, server.internal_state())
 
 
-def _generate(client: Client, given: Sequence[Prompt], options: DemoOptions) -> list[Completion]:
+def _one_pass(client: Client, given: Sequence[Prompt], options: DemoOptions) -> list[list[Completion]]:
+    """Waves of ``concurrency`` prompts sent together."""
     texts = [prompt.text for prompt in given]
-    return client.generate_many(
-        texts, options.concurrency, max_new_tokens=options.max_new_tokens, ignore_eos=True, stream=True
-    )
+    together = options.concurrency
+    waves = [texts[start : start + together] for start in range(0, len(texts), together)]
+    tokens = options.max_new_tokens
+    return [client.generate_many(wave, together, max_new_tokens=tokens, ignore_eos=True, stream=True) for wave in waves]
 
 
-def _run(name: str, answers: list[Completion], before: dict[str, Any], after: dict[str, Any]) -> Run:
-    settings = counters.engine_options(after)
-    if not settings:
-        return Run(name, answers, None, None, settings)
-    start, end = counters.engine_counters(before), counters.engine_counters(after)
-    ticks = counters.ticks_per_token(end - start) if start and end else None
-    return Run(name, answers, counters.total(answers).accept_length, ticks, settings)
+def _speed(waves: Sequence[Sequence[Completion]]) -> float:
+    windows = [timing.decode_window(wave) for wave in waves]
+    return sum(tokens for tokens, _ in windows) / sum(seconds for _, seconds in windows)
+
+
+def _run(
+    name: str, passes: Sequence[Sequence[Sequence[Completion]]], before: dict[str, Any], after: dict[str, Any]
+) -> Run:
+    answers = [answer for wave in passes[0] for answer in wave]
+    speed = max(_speed(waves) for waves in passes)
+    counted = counters.counted_since(before, after)
+    if not counted:
+        return Run(name, answers, speed, None, None, {})
+    ticks = counters.ticks_per_token(counters.totals(counted))
+    length = counters.total(answers).accept_length
+    return Run(name, answers, speed, length, ticks, counters.engine_options(after))
 
 
 def _one_of_each_kind(given: Sequence[Prompt]) -> list[Prompt]:
@@ -123,10 +136,15 @@ def _difference(plain: Run, fast: Run, index: int) -> int | None:
 def print_texts(console: Console, given: Sequence[Prompt], plain: Run, fast: Run) -> None:
     for index, prompt in enumerate(given):
         body = Text(prompt.text, style="dim")
-        body.append(fast.completions[index].text, style="default")
+        body.append(_shown(fast.completions[index].text), style="default")
         position = _difference(plain, fast, index)
         note = "same tokens" if position is None else f"differs from plain at token {position}"
         console.print(Panel(body, title=prompt.kind, subtitle=note))
+
+
+def _shown(text: str) -> str:
+    lines = text.splitlines()
+    return text if len(lines) <= SHOWN_LINES else "\n".join([*lines[:SHOWN_LINES], "..."])
 
 
 def comparison(plain: Run, fast: Run) -> Table:

@@ -95,9 +95,7 @@ def entry_points() -> Iterator[Row]:
     for group in PLUGIN_GROUPS:
         names = {entry.name for entry in importlib.metadata.entry_points(group=group)}
         here = "sglang_trunc" in names
-        yield Row(
-            f"entry point {group}", here, "found" if here else "missing", "pip install -e . (or the wheel)"
-        )
+        yield Row(f"entry point {group}", here, "found" if here else "missing", "pip install -e . (or the wheel)")
 
 
 def seams() -> Iterator[Row]:

@@ -32,9 +32,7 @@ def load(path: Path) -> list[Prompt]:
 
 
 def parse(text: str, source: str) -> list[Prompt]:
-    return [
-        _one(line, f"{source}:{number}") for number, line in enumerate(text.splitlines(), 1) if line.strip()
-    ]
+    return [_one(line, f"{source}:{number}") for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
 def _one(line: str, where: str) -> Prompt:

@@ -13,6 +13,8 @@ call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,9 +22,6 @@ from sglang_trunc.core.looped import Nodes
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lane_attention import LaneAttention
 from sglang_trunc.models.looped import Attend, AttentionSite, LoopedCausalLM, LoopState
-
-# A product of one to three rows costs what four cost (measured; see notes), and padding keeps its shape.
-_ROW_MULTIPLE = 4
 
 
 class RowBuffers:
@@ -72,7 +71,9 @@ class SGLangLanes:
         attention: LaneAttention,
         width: int,
         max_requests: int,
+        buckets: Sequence[int] = (),
     ):
+        """``width``: nodes of a request. ``buckets``: row counts of the bodies; a call that fits none runs unpadded."""
         self.model = model
         self.pool = pool
         self.attention = attention
@@ -80,7 +81,8 @@ class SGLangLanes:
         self.req_to_token = req_to_token
         self.kv_indices = req_to_token.view(-1)
         self.width = width
-        capacity = bucket_for(width * max_requests)
+        self.buckets = sorted(buckets)
+        capacity = max(width * max_requests, *self.buckets, 1)
         self.spare = capacity
         config, device = model.config, req_to_token.device
         dtype = model.lm_head.weight.dtype
@@ -127,7 +129,7 @@ class SGLangLanes:
         if nodes is self._loaded and self._rows is not None:
             return self._rows
         real = len(nodes)
-        rows = Rows(self.buffers, real, bucket_for(real))
+        rows = Rows(self.buffers, real, self._bucket(real))
         request_rows = self._request_rows[nodes.request]
         positions = self._first[nodes.request] + nodes.offset
         rows.bank[:real] = nodes.request * self.width + nodes.offset
@@ -138,6 +140,10 @@ class SGLangLanes:
         self._pad(rows)
         self._loaded, self._rows = nodes, rows
         return rows
+
+    def _bucket(self, rows: int) -> int:
+        """Rows of the body that serves this many lanes."""
+        return next((bucket for bucket in self.buckets if bucket >= rows), rows)
 
     def _pad(self, rows: Rows) -> None:
         if rows.real == rows.bucket:
@@ -180,8 +186,3 @@ class SGLangLanes:
             return out
 
         return attend
-
-
-def bucket_for(rows: int) -> int:
-    """Rows of the body that serves this many lanes."""
-    return -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE if rows <= _ROW_MULTIPLE else rows

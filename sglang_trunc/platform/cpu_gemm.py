@@ -26,8 +26,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from sglang_trunc.platform.cpu_kernel import Kernel, next_task, parameter
-from sglang_trunc.platform.cpu_vector import (
+from sglang_trunc.platform.cpu_emit import (
     I32,
     I64,
     LANES,
@@ -36,17 +35,20 @@ from sglang_trunc.platform.cpu_vector import (
     call,
     fetch,
     fused,
-    inlined,
-    load_i64,
     read,
     splat,
+    write,
+)
+from sglang_trunc.platform.cpu_kernel import Kernel, next_task, parameter
+from sglang_trunc.platform.cpu_vector import (
+    inlined,
+    load_i64,
     vadd,
     vload,
     vsplat,
     vstore,
     vstore_bf16_first,
     vstore_first,
-    write,
 )
 
 PANEL = 32  # outputs that are computed together: two vectors

@@ -30,7 +30,10 @@ from sglang_trunc.platform.cpu_vector import inlined, load_i64, take_ticket
 
 def _content() -> str:
     """What kernels of other files inline: an edit there outdates their cached code, which numba cannot see."""
-    files = [Path(__file__).with_name(f"cpu_{name}.py") for name in ("exp", "kernel", "tiles", "vector")]
+    files = [
+        Path(__file__).with_name(f"cpu_{name}.py")
+        for name in ("attention_cells", "emit", "exp", "kernel", "tiles", "vector")
+    ]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

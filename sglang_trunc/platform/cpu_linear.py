@@ -33,6 +33,8 @@ class PackedLinear:
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """``[rows, K]`` to ``[rows, N]``."""
+        if x.dtype is not self.dtype or x.stride(-1) != 1:
+            raise ValueError(f"PackedLinear of {self.dtype} got x of {x.dtype} with strides {x.stride()}.")
         if out is None:
             out = x.new_empty(x.shape[0], self.out_features)
         return product(x, self._packed, self._bias, out)

@@ -2,12 +2,10 @@
 
 Numba's loops leave the order of a sum to the optimiser; these kernels promise the same bits for a row however
 many rows a call has, so they spell out lanes, chains and reductions themselves. ``F32x16`` is a numba type
-that holds an LLVM ``<16 x float>``; each function below is an intrinsic on it, callable from compiled code only.
-LLVM lowers them to AVX-512, to pairs of AVX2 registers or to NEON, so no kernel depends on the machine, and no
-fast-math flag is ever set, so nothing is reassociated.
+that holds an LLVM ``<16 x float>``; each function below is an intrinsic on it, for compiled code only.
 
 Contract: addresses are integers in bytes; loads and stores need no alignment. ``n`` arguments count lanes,
-lanes from ``n`` on read as zero and are not written. ``cpu_kernel.kernel`` compiles what is built from these.
+lanes from ``n`` on read as zero and are not written. ``cpu_kernel.Kernel`` compiles what is built from these.
 """
 
 from __future__ import annotations
@@ -15,13 +13,30 @@ from __future__ import annotations
 import numba
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.datamodel import PrimitiveModel
 from numba.extending import intrinsic, register_model
 
-LANES = 16
-I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-VF32, VI32, VI16 = (ir.VectorType(kind, LANES) for kind in (F32, I32, I16))
+from sglang_trunc.platform.cpu_emit import (
+    F32,
+    I32,
+    I64,
+    LANES,
+    VF32,
+    VI16,
+    VI32,
+    at,
+    folded_alone,
+    fused,
+    lanes_below,
+    maximum,
+    read,
+    read_first,
+    rounded_bits,
+    splat,
+    widen,
+    write,
+    write_first,
+)
 
 
 class _F32x16(types.Type):
@@ -40,114 +55,6 @@ class _F32x16Model(PrimitiveModel):
 
 inlined = numba.njit(error_model="numpy", nogil=True)
 """A helper that only kernels call; it is compiled with them, and LLVM inlines it where that pays."""
-
-
-def splat(builder, scalar):
-    """All lanes equal to an LLVM scalar."""
-    vector = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
-    vector = builder.insert_element(vector, scalar, I32(0))
-    return builder.shuffle_vector(vector, vector, ir.Constant(VI32, [0] * LANES))
-
-
-def call(builder, name, result, args):
-    """Call an LLVM intrinsic by its mangled name."""
-    kind = ir.FunctionType(result, [arg.type for arg in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
-
-
-def fused(builder, a, b, c):
-    return call(builder, "llvm.fma.v16f32", VF32, [a, b, c])
-
-
-def at(builder, address, kind):
-    """Pointer to ``kind`` from an integer address."""
-    return builder.inttoptr(address, kind.as_pointer())
-
-
-def lanes_below(builder, n):
-    """Mask of the first ``n`` (i64) lanes."""
-    count = splat(builder, builder.trunc(n, I32))
-    return builder.icmp_signed("<", ir.Constant(VI32, list(range(LANES))), count)
-
-
-def read(builder, address, kind=VF32, align=4):
-    return builder.load(at(builder, address, kind), align=align)
-
-
-def write(builder, value, address, align=4):
-    builder.store(value, at(builder, address, value.type), align=align)
-
-
-def fetch(builder, address):
-    """Ask for one cache line ahead of time, into the second level."""
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), [at(builder, address, ir.IntType(8)), I32(0), I32(2), I32(1)])
-
-
-def _suffix(kind):
-    return "v16f32" if kind == VF32 else "v16i16"
-
-
-def read_first(builder, address, n, kind=VF32):
-    """First ``n`` lanes from memory, zeros after; touches nothing behind them."""
-    args = [at(builder, address, kind), I32(2), lanes_below(builder, n), ir.Constant(kind, None)]
-    return call(builder, f"llvm.masked.load.{_suffix(kind)}.p0", kind, args)
-
-
-def write_first(builder, value, address, n):
-    args = [value, at(builder, address, value.type), I32(2), lanes_below(builder, n)]
-    call(builder, f"llvm.masked.store.{_suffix(value.type)}.p0", ir.VoidType(), args)
-
-
-def widen(builder, half):
-    """bfloat16 bits to float32."""
-    bits = builder.shl(builder.zext(half, VI32), ir.Constant(VI32, [16] * LANES))
-    return builder.bitcast(bits, VF32)
-
-
-def rounded_bits(builder, value):
-    """float32 to bfloat16 bits, to nearest even, NaN to 0x7fc0 as torch does; denormals are kept."""
-    bits = builder.bitcast(value, VI32)
-    even = builder.and_(builder.lshr(bits, ir.Constant(VI32, [16] * LANES)), ir.Constant(VI32, [1] * LANES))
-    bits = builder.add(builder.add(bits, even), ir.Constant(VI32, [0x7FFF] * LANES))
-    bits = builder.lshr(bits, ir.Constant(VI32, [16] * LANES))
-    is_nan = builder.fcmp_unordered("uno", value, value)
-    bits = builder.select(is_nan, ir.Constant(VI32, [0x7FC0] * LANES), bits)
-    return builder.trunc(bits, VI16)
-
-
-def folded(builder, vectors):
-    """Lane ``i`` of the result is the sum of ``vectors[i]``; every vector is summed by the same tree,
-    halves first: ``l[j] + l[j + 8]``, then ``+ 4``, ``+ 2``, ``+ 1``."""
-    half = LANES // 2
-    while half:
-        order = [[], []]
-        for side in (0, 1):
-            for start in range(0, LANES, 2 * half):
-                begin = start + side * half
-                order[side] += [begin + j for j in range(half)] + [LANES + begin + j for j in range(half)]
-        masks = [ir.Constant(VI32, lanes) for lanes in order]
-        pairs = zip(vectors[:half], vectors[half:], strict=True)
-        vectors = [
-            builder.fadd(builder.shuffle_vector(a, b, masks[0]), builder.shuffle_vector(a, b, masks[1]))
-            for a, b in pairs
-        ]
-        half //= 2
-    return vectors[0]
-
-
-def _folded_alone(builder, vector, combine):
-    """Reduce one vector by the tree of ``folded``; the result is in lane 0."""
-    for half in (8, 4, 2, 1):
-        order = ir.Constant(VI32, [(j + half) % LANES for j in range(LANES)])
-        vector = combine(vector, builder.shuffle_vector(vector, vector, order))
-    return builder.extract_element(vector, I32(0))
-
-
-def maximum(builder, a, b):
-    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-
-# Functions of compiled code -----------------------------------------------------------------------------
 
 
 def _operation(emit):
@@ -186,7 +93,7 @@ def vsum(typing, vector):
     """Sum of the lanes, by the tree of ``folded``."""
 
     def generate(context, builder, signature, args):
-        return _folded_alone(builder, args[0], builder.fadd)
+        return folded_alone(builder, args[0], builder.fadd)
 
     return types.float32(F32x16), generate
 
@@ -196,7 +103,7 @@ def vtop(typing, vector):
     """Largest lane."""
 
     def generate(context, builder, signature, args):
-        return _folded_alone(builder, args[0], lambda a, b: maximum(builder, a, b))
+        return folded_alone(builder, args[0], lambda a, b: maximum(builder, a, b))
 
     return types.float32(F32x16), generate
 

@@ -53,7 +53,7 @@ def total(completions: Sequence[Completion]) -> Speculation:
 
 @dataclass(frozen=True)
 class EngineCounters:
-    """Totals of the engine; ``after - before`` is one measurement's share."""
+    """The numbers of the engine's report that ratios are made of."""
 
     rounds: int  # worker calls that decoded
     runs: int  # (round, request) pairs
@@ -63,21 +63,13 @@ class EngineCounters:
     drafted: int
     accepted: int
 
-    def __sub__(self, other: EngineCounters) -> EngineCounters:
-        return EngineCounters(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
-
     @property
     def accept_rate(self) -> float:
         return self.accepted / self.drafted if self.drafted else float("nan")
 
 
-def engine_counters(internal_state: Mapping[str, Any]) -> EngineCounters | None:
-    """None for a server that runs without our algorithm."""
-    report = internal_state.get(STATE_KEY)
-    return None if report is None else totals(report["counters"])
-
-
 def totals(report: Mapping[str, Any]) -> EngineCounters:
+    """``report``: the engine's ``counters``, or a difference of two (:func:`counted_since`)."""
     return EngineCounters(**{f.name: int(report[f.name]) for f in fields(EngineCounters)})
 
 

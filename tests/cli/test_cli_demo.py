@@ -32,9 +32,7 @@ def test_unequal_tokens(model, console, monkeypatch):
 def test_server_that_does_not_start(model, console, monkeypatch):
     monkeypatch.setenv("FAKE_FAIL", "no memory")
     assert demo.run(options(model), console) == demo.CANNOT_RUN
-    assert (
-        "demo could not run: plain stopped with exit code 1: ValueError: no memory" in console.export_text()
-    )
+    assert "demo could not run: plain stopped with exit code 1: ValueError: no memory" in console.export_text()
 
 
 def test_missing_demo_model_is_named(console, monkeypatch, tmp_path):
@@ -55,3 +53,8 @@ def test_both_servers_get_the_same_prompts(model, console):
     for one, other in zip(plain.completions, fast.completions, strict=True):
         assert first_difference(one.output_ids, other.output_ids) is None
     assert plain.tokens_per_second > 0
+
+
+def test_long_answers_are_cut_for_the_screen():
+    assert demo._shown("a\nb") == "a\nb"
+    assert demo._shown("x\n" * 99).splitlines() == ["x"] * demo.SHOWN_LINES + ["..."]

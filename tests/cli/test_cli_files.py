@@ -40,9 +40,7 @@ def test_bad_prompt_files(tmp_path, content, message):
             {
                 "config.json": {"eos_token_id": 2},
                 "tokenizer_config.json": {"eos_token": {"content": "<|im_end|>"}},
-                "tokenizer.json": {
-                    "added_tokens": [{"id": 7, "content": "<|im_end|>"}, {"id": 8, "content": "x"}]
-                },
+                "tokenizer.json": {"added_tokens": [{"id": 7, "content": "<|im_end|>"}, {"id": 8, "content": "x"}]},
             },
             {2, 7},
         ),

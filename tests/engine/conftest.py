@@ -82,14 +82,15 @@ def make_stand(served_model, monkeypatch) -> Callable[..., Stand]:
 
 
 @pytest.fixture
-def request_stub() -> Callable[..., types.SimpleNamespace]:
+def request_stub(tiny_checkpoint) -> Callable[..., types.SimpleNamespace]:
     """A ``Req`` as far as admission and budgets look at it."""
 
     def make(**sampling) -> types.SimpleNamespace:
         from sglang.srt.sampling.sampling_params import SamplingParams
+        from transformers import AutoTokenizer
 
         params = SamplingParams(**{"temperature": 0.0, **sampling})
-        params.normalize(None)
+        params.normalize(AutoTokenizer.from_pretrained(tiny_checkpoint("ouro")))
         return types.SimpleNamespace(
             sampling_params=params,
             output_ids=[],

@@ -9,6 +9,8 @@ from sglang_trunc.core.looped import Nodes
 from sglang_trunc.core.options import TruncOptions
 from sglang_trunc.core.trunc import trunc_round
 
+BUCKETS = (4, 8, 16)  # so that most calls have padding rows
+
 
 class Stand:
     """``requests`` rows of ``context`` positions each; slots are handed out in an order of no meaning."""
@@ -36,8 +38,10 @@ class Stand:
         self.req_to_token = torch.zeros(requests + 1, context, dtype=torch.int32)
         order = torch.randperm(size, generator=torch.Generator().manual_seed(0)) + page
         self.req_to_token[1:] = order[: requests * context].view(requests, context)
-        kernel = choose() if attention == "cpu" else LaneAttention("torch", reference.store_rows, reference.lane_attention)
-        self.lanes = SGLangLanes(model, self.pool, self.req_to_token, kernel, width=width, max_requests=requests)
+        kernel = (
+            choose() if attention == "cpu" else LaneAttention("torch", reference.store_rows, reference.lane_attention)
+        )
+        self.lanes = SGLangLanes(model, self.pool, self.req_to_token, kernel, width, requests, BUCKETS)
         self.rows = torch.arange(1, requests + 1)
         self.counters = Counters()
 

@@ -54,7 +54,7 @@ def test_request_option_is_named(request_stub, field, value):
     [
         {},
         {"temperature": 0.9, "top_k": 1},
-        {"stop": ["x"], "stop_token_ids": [3], "ignore_eos": True, "max_new_tokens": 1},
+        {"stop_token_ids": [3], "ignore_eos": True, "max_new_tokens": 1, "skip_special_tokens": False},
         {"logit_bias": {}, "frequency_penalty": 0.0, "top_p": 0.3, "min_p": 0.5},
     ],
 )
@@ -78,7 +78,9 @@ class Queue:
         self.queued.append((request, is_retracted))
 
 
-@pytest.mark.parametrize(("algorithm", "retracted", "refused"), [("TRUNC", False, 1), ("TRUNC", True, 0), ("NONE", False, 0)])
+@pytest.mark.parametrize(
+    ("algorithm", "retracted", "refused"), [("TRUNC", False, 1), ("TRUNC", True, 0), ("NONE", False, 0)]
+)
 def test_refused_request_is_queued_as_aborted(request_stub, algorithm, retracted, refused):
     """Queued, since SGLang answers the client from there; a request of another algorithm is not looked at."""
     queue = Queue(algorithm)

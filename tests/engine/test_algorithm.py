@@ -7,6 +7,7 @@ import json
 import types
 
 import pytest
+from sglang.srt.model_executor.cuda_graph_config import Backend, CudaGraphConfig
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -44,6 +45,7 @@ def args(tiny_checkpoint):
                 "prefill_attention_backend": None,
                 "decode_attention_backend": None,
                 "enable_mixed_chunk": True,
+                "cuda_graph_config": None,
                 **fields,
             }
         )
@@ -58,6 +60,15 @@ def test_fills_in_what_sglang_sizes_its_pools_by(args):
     assert given.speculative_num_steps == 5
     assert given.speculative_eagle_topk == 1
     assert given.enable_mixed_chunk is False
+
+
+def test_switches_sglangs_own_graphs_off(args):
+    """They would be captured at a width that no round of ours runs."""
+    given = args(cuda_graph_config=CudaGraphConfig())
+    assert given.cuda_graph_config.decode.backend == Backend.FULL
+    validate(given)
+    graphs = given.cuda_graph_config
+    assert graphs.decode.backend == graphs.prefill.backend == Backend.DISABLED
 
 
 @pytest.mark.parametrize(
@@ -138,10 +149,13 @@ def test_the_tests_own_variable_is_known(args, monkeypatch):
     validate(args())
 
 
-def test_early_exit_is_refused(args):
-    with pytest.raises(ValueError, match=r"early_exit_threshold is 0\.5") as caught:
-        validate(args(override={"early_exit_threshold": 0.5}))
-    assert_one_sentence(caught.value)
+def test_early_exit_is_refused_where_it_is_asked_for(args, tiny_checkpoint, tmp_path):
+    config = json.loads((tiny_checkpoint("ouro") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "early_exit_threshold": 0.5}))
+    for given in (args(override={"early_exit_threshold": 0.5}), args(model_path=str(tmp_path))):
+        with pytest.raises(ValueError, match=r"early_exit_threshold is 0\.5") as caught:
+            validate(given)
+        assert_one_sentence(caught.value)
 
 
 def test_fewer_recurrences_are_accepted(args):

@@ -69,15 +69,18 @@ def test_every_layer_has_memory_of_its_own():
 
 
 def test_bytes_are_those_of_sglangs_pool():
-    ours, theirs = make(), MHATokenToKVPool(
-        40,
-        page_size=1,
-        dtype=torch.float32,
-        head_num=HEADS,
-        head_dim=HEAD_DIM,
-        layer_num=SHAPE.num_kv_layers,
-        device="cpu",
-        enable_memory_saver=False,
+    ours, theirs = (
+        make(),
+        MHATokenToKVPool(
+            40,
+            page_size=1,
+            dtype=torch.float32,
+            head_num=HEADS,
+            head_dim=HEAD_DIM,
+            layer_num=SHAPE.num_kv_layers,
+            device="cpu",
+            enable_memory_saver=False,
+        ),
     )
     assert sum(ours.get_kv_size_bytes()) == sum(theirs.get_kv_size_bytes())
 
@@ -141,6 +144,6 @@ def test_a_tokens_bytes_follow_the_rows_dtype(monkeypatch, float32_rows, bytes_a
 
 
 def test_float32_rows_on_the_gpu_less_platform_only(sglang_context):
-    with sglang_context.get_exec().kernel.override("test", attention_backend="triton"):
+    with sglang_context.get_exec().kernel.override(attention_backend="triton"):
         assert not kv_pool._float32_rows()
     assert kv_pool._float32_rows() == (sglang_context.get_exec().kernel.attention_backend == ATTENTION_BACKEND)

@@ -12,10 +12,8 @@ from sglang_trunc.reference.tiny import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
 PROMPTS = [[5, 9, 17, 33, 250, 11, 99], [100], [7, 7, 7, 8, 8, 301, 4, 77, 13, 5, 6, 200, 8, 8]]
-DEPTH = {family: 4 for family in FAMILIES} | {"huginn": 8}
-CHECKPOINT = {
-    family: {} if family.startswith("ouro") else {"full_depth": DEPTH[family]} for family in FAMILIES
-}
+DEPTH = dict.fromkeys(FAMILIES, 4) | {"huginn": 8}
+CHECKPOINT = {family: {} if family.startswith("ouro") else {"full_depth": DEPTH[family]} for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,9 @@ def test_a_broken_seam_makes_the_algorithm_refuse_with_its_sentence(monkeypatch)
     monkeypatch.setattr(seams, "TABLE", (seams.Seam("managers.scheduler.Scheduler.renamed", "call"),))
     plugin.register()
     assert set(registered) == {"TRUNC"}
-    with pytest.raises(ValueError, match=r"cannot run here: sglang\.srt\.managers\.scheduler\.Scheduler\.renamed: not found"):
+    with pytest.raises(
+        ValueError, match=r"cannot run here: sglang\.srt\.managers\.scheduler\.Scheduler\.renamed: not found"
+    ):
         registered["TRUNC"](None)
 
 

@@ -9,7 +9,17 @@ from torch import Tensor
 from sglang_trunc.platform.cpu_attention import lane_attention
 
 SLOTS = 700
-SHAPES = [(16, 16, 64), (8, 2, 96), (4, 4, 128), (6, 3, 40), (10, 1, 80), (3, 3, 24), (5, 5, 16), (2, 1, 256)]
+SHAPES = [
+    (16, 16, 64),
+    (8, 2, 96),
+    (4, 4, 128),
+    (6, 3, 40),
+    (10, 1, 80),
+    (3, 3, 24),
+    (5, 5, 16),
+    (2, 1, 256),
+    (64, 1, 32),
+]
 
 
 class Case:

@@ -51,7 +51,7 @@ class Setup:
     @property
     def name(self) -> str:
         """As in test ids and log names."""
-        parts = [self.family, self.dtype[:4] + self.dtype[-2:]]
+        parts = [self.family, {"float32": "fp32", "bfloat16": "bf16"}[self.dtype]]
         parts += ["plain"] if self.trunc is None else [f"trunc{self.trunc.d1}x{self.trunc.block_size}"]
         if self.trunc is not None and self.trunc.draft_threshold:
             parts.append(f"p{self.trunc.draft_threshold}")

@@ -16,9 +16,15 @@ from tests.server.oracle import VOCABULARY, prompt_of
 from tests.server.setups import Setup, Trunc
 from tests.server.side_by_side import side_by_side
 
-CONTEXT = 256
 POOL = 320
-SETUP = Setup("ouro", Trunc(2, 4), page=16, context=CONTEXT, pool=POOL)
+SETUP = Setup(
+    "ouro",
+    Trunc(2, 4),
+    page=16,
+    context=512,
+    pool=POOL,
+    environment={"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"},  # no page owned twice, none owned and free
+)
 
 
 def test_retracted_requests_end_with_the_oracles_tokens(client, oracle):
@@ -43,10 +49,13 @@ def test_retracted_requests_keep_their_logprobs(client, oracle):
         )
 
 
-def test_a_request_that_fills_the_pool_alone(client, oracle):
-    prompt = prompt_of(CONTEXT - 60, seed=20)
-    answer = client.generate(prompt, max_new_tokens=58, ignore_eos=True)
-    assert len(answer.output_ids) == 58
+@pytest.mark.parametrize("length", [1, 100, 250])
+def test_a_request_that_fills_the_pool_alone(client, oracle, length):
+    """Its last rounds find no room for a whole reserve."""
+    prompt = prompt_of(length, seed=20)
+    wanted = POOL - length - 4
+    answer = client.generate(prompt, max_new_tokens=wanted, ignore_eos=True)
+    assert answer.finish_reason == {"type": "length", "length": wanted}
     assert oracle.mismatch(prompt, answer.output_ids) is None
 
 

@@ -1,0 +1,172 @@
+"""Where a lane attention task keeps what: parameters, row addresses, and the cells of a group.
+
+A group is a stretch of rows of one request at one step; its *lines* are these rows times the query heads of a key
+head. Per (key head, line) there is a *cell*: running maximum, running sum, a block's scores, query and weighted
+sum, all float32. They lie in the task's scratch, behind the addresses of the K and V rows of the current block of
+tokens and of the one after it (so that prefetches can look ahead), and a few fields with sizes and addresses.
+
+Cells are numbered ``head * padded + line``, ``padded`` being the lines rounded up to whole tiles; the lines that
+do not exist keep zeros and are never stored. All addresses are integers in bytes.
+"""
+
+from __future__ import annotations
+
+from numba import float32, int64
+
+from sglang_trunc.platform.cpu_kernel import parameter
+from sglang_trunc.platform.cpu_tiles import BLOCK, SCORE_ROW
+from sglang_trunc.platform.cpu_vector import (
+    inlined,
+    load_f32,
+    load_i32,
+    load_i64,
+    store_f32,
+    store_i64,
+    vload,
+    vload_bf16_first,
+    vload_first,
+    vmul,
+    vsplat,
+    vstore,
+    vstore_bf16_first,
+    vstore_first,
+)
+
+TILE = 4  # lines of the largest register tile
+NEVER = -3.0e38  # running maximum before any token
+
+# Parameters.
+Q, Q_STRIDE, OUT, OUT_STRIDE, K, V, KV_STRIDE, TABLE, START, LENGTH, LENGTH_IS_32, OFFSET = range(12)
+ROWS, REPEATS, KV_HEADS, DIM, SCALE, BF16, SCRATCH, SCRATCH_SIZE, HEAD_PARTS, GROUP_ROWS = range(12, 22)
+
+# Scratch: row addresses, a spare float, fields (below), then lengths and cells.
+KEYS, VALUES, SPARE = 0, 16 * BLOCK, 32 * BLOCK
+_FIELDS = SPARE + 64
+FIXED = _FIELDS + 128
+LINES, PADDED, PITCH, HEAD_BYTES, LENGTHS, VALID, TILES, TOPS, TOTALS, SCORES, QUERIES, SUMS = range(12)
+
+
+@inlined
+def field(scratch, index):
+    return load_i64(scratch + _FIELDS + 8 * index)
+
+
+@inlined
+def _set(scratch, index, value):
+    store_i64(scratch + _FIELDS + 8 * index, value)
+
+
+@inlined
+def lay_out(block, scratch, lines, heads):
+    """Divide the scratch among the cells of a group; ``cpu_attention`` knows how much that takes."""
+    dim = parameter(block, DIM)
+    padded, pitch = (lines + TILE - 1) // TILE * TILE, (dim + 15) // 16 * 64
+    cells = padded * heads
+    _set(scratch, LINES, lines)
+    _set(scratch, PADDED, padded)
+    _set(scratch, PITCH, pitch)
+    _set(scratch, HEAD_BYTES, 4 * dim)
+    at = scratch + FIXED
+    _set(scratch, LENGTHS, at)
+    _set(scratch, VALID, at + 8 * padded)
+    _set(scratch, TILES, at + 16 * padded)
+    at += 24 * padded
+    _set(scratch, TOPS, at)
+    _set(scratch, TOTALS, at + 4 * cells)
+    at = (at + 8 * cells + 63) // 64 * 64
+    _set(scratch, SCORES, at)
+    at += cells * SCORE_ROW
+    _set(scratch, QUERIES, at)
+    _set(scratch, SUMS, at + cells * pitch)
+    for cell in range(cells):
+        store_f32(field(scratch, TOPS) + 4 * cell, NEVER)
+        store_f32(field(scratch, TOTALS) + 4 * cell, 0.0)
+    for place in range(at, at + 2 * cells * pitch, 64):
+        vstore(place, vsplat(0.0))
+
+
+@inlined
+def load_lengths(block, scratch, row):
+    """A length per line; returns the longest."""
+    longest, repeats, lengths = int64(0), parameter(block, REPEATS), parameter(block, LENGTH)
+    for line in range(field(scratch, LINES)):
+        at = row + line // repeats
+        length = load_i32(lengths + 4 * at) if parameter(block, LENGTH_IS_32) else load_i64(lengths + 8 * at)
+        store_i64(field(scratch, LENGTHS) + 8 * line, length)
+        longest = max(longest, length)
+    return longest
+
+
+@inlined
+def vector_address(block, base, stride, row, head, line):
+    """Address of a line's head vector in q or out."""
+    repeats, size = parameter(block, REPEATS), 2 if parameter(block, BF16) else 4
+    vector = head * repeats + line % repeats
+    return (
+        parameter(block, base)
+        + (row + line // repeats) * parameter(block, stride)
+        + vector * parameter(block, DIM) * size
+    )
+
+
+@inlined
+def load_query(block, source, target):
+    """Scaled, as float32."""
+    dim, bf16, scale = parameter(block, DIM), parameter(block, BF16), load_f32(block + 16 + 8 * SCALE)
+    for at in range(0, dim, 16):
+        rest = min(dim - at, 16)
+        vector = vload_bf16_first(source + 2 * at, rest) if bf16 else vload_first(source + 4 * at, rest)
+        vstore(target + 4 * at, vmul(vector, vsplat(scale)))
+
+
+@inlined
+def store_output(block, sums, total, target):
+    dim, bf16 = parameter(block, DIM), parameter(block, BF16)
+    scale = vsplat(float32(1.0) / total if total > 0.0 or total != total else float32(0.0))
+    for at in range(0, dim, 16):
+        rest, vector = min(dim - at, 16), vmul(vload(sums + 4 * at), scale)
+        if bf16:
+            vstore_bf16_first(target + 2 * at, vector, rest)
+        else:
+            vstore_first(target + 4 * at, vector, rest)
+
+
+@inlined
+def find_tokens(block, scratch, row, first, length, entry):
+    """Addresses of the K and V rows of a block of tokens; past the length the last one repeats."""
+    table = parameter(block, TABLE) + 4 * load_i64(parameter(block, START) + 8 * row)
+    offset = load_i64(parameter(block, OFFSET) + 8 * row)
+    for token in range(BLOCK):
+        slot = load_i32(table + 4 * min(first + token, length - 1)) + offset
+        at = slot * parameter(block, KV_STRIDE)
+        store_i64(scratch + KEYS + 8 * (entry + token), parameter(block, K) + at)
+        store_i64(scratch + VALUES + 8 * (entry + token), parameter(block, V) + at)
+
+
+@inlined
+def next_tokens(block, scratch, row, first, length):
+    """The block that was next becomes the current one, and the one after it is looked up."""
+    for at in range(0, 8 * BLOCK, 64):
+        vstore(scratch + KEYS + at, vload(scratch + KEYS + 8 * BLOCK + at))
+        vstore(scratch + VALUES + at, vload(scratch + VALUES + 8 * BLOCK + at))
+    find_tokens(block, scratch, row, first + BLOCK, length, BLOCK)
+
+
+@inlined
+def count_valid(scratch, first):
+    """How many of a block's tokens each line sees, and per tile (16 bytes) the fewest and the most of its lines."""
+    lines, lengths = field(scratch, LINES), field(scratch, LENGTHS)
+    for line in range(0, lines, TILE):
+        common, longest = int64(BLOCK), int64(0)
+        for r in range(line, min(lines, line + TILE)):
+            count = max(min(load_i64(lengths + 8 * r) - first, BLOCK), 0)
+            store_i64(field(scratch, VALID) + 8 * r, count)
+            common, longest = min(common, count), max(longest, count)
+        tile = field(scratch, TILES) + 16 * (line // TILE)
+        store_i64(tile, common)
+        store_i64(tile + 8, longest)
+
+
+@inlined
+def valid_tokens(scratch, line):
+    return load_i64(field(scratch, VALID) + 8 * line)
