@@ -12,6 +12,10 @@ Written by `python bench/train_demo.py report` from the `training.json` beside e
 its docstrings, licence texts; one file in twenty held out. Agreement of a depth is the share of positions
 where its argmax is that of full depth, measured with the stored bfloat16 weights in float32: on held-out text
 (teacher-forced) and on the model's own greedy continuations of held-out prompts (96 + 96 tokens).
+
+Optimiser: Muon for the matrices of the blocks, AdamW for the rest. In pilots of the Ouro model with 160 steps,
+AdamW alone (learning rate 5e-3, branch norms starting at 1) had a full-depth training loss of 5.38 at the end;
+with Muon and branch norms starting at 0.4 the run below was at 4.87 after 150 steps.
 """
 
 FACTS = (

@@ -79,6 +79,12 @@ TABLE: tuple[Seam, ...] = (
     Seam("mem_cache.kv_cache_configurator.KVCacheConfigurator._resolve_kv_pool_class", "hook", ("kind", "default")),
     Seam("model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size", "hook", ("kvc", "num_layers")),
     Seam("mem_cache.allocation_sizing.get_req_to_token_extra_context_len", "hook"),
+    Seam("mem_cache.allocation_sizing.page_aligned_decode_alloc_lens", "hook", ("reqs", "reserve", "page_size")),
+    Seam(
+        "managers.schedule_batch.ScheduleBatch._new_tokens_required_next_decode_spec_v2",
+        "hook",
+        ("requests", "page_size"),
+    ),
     Seam("mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "call"),
     Seam("mem_cache.allocation_sizing.get_alloc_page_size", "call"),
     Seam(

@@ -29,7 +29,7 @@ from sglang_trunc.cli.prompts import Prompt
 from sglang_trunc.core.ties import first_difference
 from sglang_trunc.serving import counters, timing
 from sglang_trunc.serving.client import Client, Completion, RequestRefused
-from sglang_trunc.serving.server import Server, StartError
+from sglang_trunc.serving.server import Server, ServerError
 
 CANNOT_RUN = 2
 PROMPTS = 4
@@ -64,12 +64,12 @@ def run(options: DemoOptions, console: Console) -> int:
         given = _one_of_each_kind(prompts.bundled())
         plain = serve(model, None, given, options, console)
         fast = serve(model, options.algorithm, given, options, console)
-    except (StartError, RequestRefused, OSError, ValueError) as problem:
+    except (ServerError, RequestRefused, OSError, ValueError) as problem:
         console.print(f"demo could not run: {problem}", style="red", markup=False)
         return CANNOT_RUN
     print_texts(console, given, plain, fast)
     console.print(comparison(plain, fast))
-    if os.getloadavg()[0] > 1.5 * len(os.sched_getaffinity(0)):
+    if os.getloadavg()[0] > 2 * len(os.sched_getaffinity(0)):
         console.print("The machine is busy with other work: the speeds are not to be trusted.", style="yellow")
     unequal = [index for index in range(len(given)) if _difference(plain, fast, index) is not None]
     if unequal:

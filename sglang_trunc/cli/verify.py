@@ -21,7 +21,7 @@ from sglang_trunc.cli.launch import started
 from sglang_trunc.core.ties import Promise
 from sglang_trunc.serving import probe
 from sglang_trunc.serving.client import RequestRefused
-from sglang_trunc.serving.server import Server, StartError
+from sglang_trunc.serving.server import Server, ServerError
 
 CANNOT_CHECK = 2
 
@@ -42,7 +42,7 @@ def run(options: VerifyOptions, console: Console) -> int:
     """The exit code; everything worth saying is printed."""
     try:
         result = verify(options, console)
-    except (StartError, RequestRefused, OSError, ValueError) as problem:
+    except (ServerError, RequestRefused, OSError, ValueError) as problem:
         console.print(f"verify could not run: {problem}", style="red", markup=False)
         return CANNOT_CHECK
     report.print_agreement(console, result)

@@ -27,6 +27,16 @@ HOOKS = (
         slots.extra_context_len,
         HookType.AFTER,
     ),
+    (
+        _SRT + "mem_cache.allocation_sizing.page_aligned_decode_alloc_lens",
+        slots.decode_alloc_lens,
+        HookType.AROUND,
+    ),
+    (
+        _SRT + "managers.schedule_batch.ScheduleBatch._new_tokens_required_next_decode_spec_v2",
+        slots.decode_tokens_required,
+        HookType.AROUND,
+    ),
     (_SRT + "mem_cache.allocation.get_last_loc", slots.last_loc, HookType.AROUND),
     (_SRT + "mem_cache.allocation.assign_req_to_token_pool_func", slots.assign_rows, HookType.AROUND),
     (_SRT + "managers.scheduler.Scheduler._add_request_to_queue", admission.check_before_queue, HookType.AROUND),

@@ -3,6 +3,8 @@
 * A decode round reserves twice the block behind a request's committed length, but at page size 1 a row of
   ``req_to_token`` has less headroom than that, and a request close to the context limit would write into the
   next request's row.
+* The same reserve is asked for when a request wants only a few tokens more. A request that just fits into the pool
+  would be aborted near its end, where plain decoding finishes; so no slot is reserved behind its last position.
 * The table is read and written by Triton kernels, chosen by the name of the attention backend; a CPU can only
   run them through the interpreter.
 """
@@ -21,9 +23,39 @@ from sglang_trunc.engine.names import is_ours
 
 def extra_context_len(result: int) -> int:
     """After ``get_req_to_token_extra_context_len``: room for the whole reserve at every page size."""
-    if not is_ours(SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm)):
+    if not _ours():
         return result
     return max(result, get_alloc_reserve_per_decode() + get_alloc_page_size() - 1)
+
+
+def last_position(req) -> int:
+    """Position of the last token that a request may emit. That token needs no KV; a round on an ended request does."""
+    return len(req.origin_input_ids) + req.sampling_params.max_new_tokens - 1
+
+
+def decode_alloc_lens(original, reqs, *, reserve: int, page_size: int) -> tuple[list[int], list[int], int]:
+    """Around ``page_aligned_decode_alloc_lens``: present and next allocated lengths, and the slots needed."""
+    if not _ours():
+        return original(reqs, reserve=reserve, page_size=page_size)
+    present = [req.kv.kv_allocated_len for req in reqs]
+    following = [max(req.kv.kv_allocated_len, _reserved_length(req, reserve, page_size)) for req in reqs]
+    return present, following, sum(following) - sum(present)
+
+
+def decode_tokens_required(original, batch, requests, page_size: int) -> int:
+    """Around ``ScheduleBatch._new_tokens_required_next_decode_spec_v2``: what ``decode_alloc_lens`` will ask for."""
+    if not _ours():
+        return original(batch, requests, page_size)
+    return decode_alloc_lens(None, requests, reserve=get_alloc_reserve_per_decode(), page_size=page_size)[2]
+
+
+def _reserved_length(req, reserve: int, page_size: int) -> int:
+    wanted = min(req.kv.kv_committed_len + reserve, last_position(req) + 1)
+    return -(-wanted // page_size) * page_size
+
+
+def _ours() -> bool:
+    return is_ours(SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm))
 
 
 def last_loc(original, req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sglang_trunc.core.counters import Counters
 from sglang_trunc.core.trunc import Run, trunc_round
-from sglang_trunc.engine import cost, lane_attention
+from sglang_trunc.engine import cost, lane_attention, slots
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lanes import SGLangLanes
 from sglang_trunc.engine.options import described, resolve
@@ -128,11 +128,12 @@ class TruncWorker(BaseSpecWorker):
     def _budgets(self, batch) -> list[int]:
         """Nodes each request may use: never more than the tokens still wanted or the slots reserved.
 
-        Host state lags one round under overlap scheduling: then a request may overshoot, and SGLang trims it.
+        Counted from the committed lengths: ``output_ids`` lags one round under overlap scheduling. A request that has
+        ended is seen once more there, and gets the one node that a round cannot do without.
         """
         budgets = []
         for req, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
-            wanted = req.sampling_params.max_new_tokens - len(req.output_ids)
+            wanted = slots.last_position(req) - length
             reserved = req.kv.kv_allocated_len - length
             budgets.append(max(1, min(self.options.block_size, wanted, reserved)))
         return budgets

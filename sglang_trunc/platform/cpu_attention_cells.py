@@ -30,6 +30,7 @@ from sglang_trunc.platform.cpu_vector import (
     vstore,
     vstore_bf16_first,
     vstore_first,
+    vstore_pairs_first,
 )
 
 TILE = 4  # lines of the largest register tile
@@ -37,13 +38,17 @@ NEVER = -3.0e38  # running maximum before any token
 
 # Parameters.
 Q, Q_STRIDE, OUT, OUT_STRIDE, K, V, KV_STRIDE, TABLE, START, LENGTH, LENGTH_IS_32, OFFSET = range(12)
-ROWS, REPEATS, KV_HEADS, DIM, SCALE, BF16, SCRATCH, SCRATCH_SIZE, HEAD_PARTS, GROUP_ROWS = range(12, 22)
+ROWS, REPEATS, KV_HEADS, DIM, SCALE, BF16, SCRATCH, SCRATCH_SIZE, HEAD_PARTS, GROUP_ROWS, PAIRED = range(12, 23)
 
 # Scratch: row addresses, a spare float, fields (below), then lengths and cells.
 KEYS, VALUES, SPARE = 0, 16 * BLOCK, 32 * BLOCK
+SCALE_FACTOR = SPARE + 4
 _FIELDS = SPARE + 64
 FIXED = _FIELDS + 128
-LINES, PADDED, PITCH, HEAD_BYTES, LENGTHS, VALID, TILES, TOPS, TOTALS, SCORES, QUERIES, SUMS = range(12)
+(
+    LINES, PADDED, PITCH, HEAD_BYTES, IS_PAIRED,
+    LENGTHS, VALID, TILES, TOPS, TOTALS, SCORES, QUERIES, SUMS,
+) = range(13)  # fmt: skip
 
 
 @inlined
@@ -60,12 +65,14 @@ def _set(scratch, index, value):
 def lay_out(block, scratch, lines, heads):
     """Divide the scratch among the cells of a group; ``cpu_attention`` knows how much that takes."""
     dim = parameter(block, DIM)
-    padded, pitch = (lines + TILE - 1) // TILE * TILE, (dim + 15) // 16 * 64
+    padded, pitch = (lines + TILE - 1) // TILE * TILE, (dim + 31) // 32 * 128
     cells = padded * heads
     _set(scratch, LINES, lines)
     _set(scratch, PADDED, padded)
     _set(scratch, PITCH, pitch)
-    _set(scratch, HEAD_BYTES, 4 * dim)
+    _set(scratch, HEAD_BYTES, 2 * dim if parameter(block, PAIRED) else 4 * dim)
+    _set(scratch, IS_PAIRED, parameter(block, PAIRED))
+    store_f32(scratch + SCALE_FACTOR, load_f32(block + 16 + 8 * SCALE))
     at = scratch + FIXED
     _set(scratch, LENGTHS, at)
     _set(scratch, VALID, at + 8 * padded)
@@ -102,27 +109,32 @@ def vector_address(block, base, stride, row, head, line):
     """Address of a line's head vector in q or out."""
     repeats, size = parameter(block, REPEATS), 2 if parameter(block, BF16) else 4
     vector = head * repeats + line % repeats
-    return (
-        parameter(block, base)
-        + (row + line // repeats) * parameter(block, stride)
-        + vector * parameter(block, DIM) * size
-    )
+    start = parameter(block, base) + (row + line // repeats) * parameter(block, stride)
+    return start + vector * parameter(block, DIM) * size
 
 
 @inlined
 def load_query(block, source, target):
-    """Scaled, as float32."""
-    dim, bf16, scale = parameter(block, DIM), parameter(block, BF16), load_f32(block + 16 + 8 * SCALE)
-    for at in range(0, dim, 16):
-        rest = min(dim - at, 16)
-        vector = vload_bf16_first(source + 2 * at, rest) if bf16 else vload_first(source + 4 * at, rest)
-        vstore(target + 4 * at, vmul(vector, vsplat(scale)))
+    """A query vector in the layout of K rows: bfloat16 pairs as they are, or float32."""
+    dim, widen = parameter(block, DIM), parameter(block, BF16) and not parameter(block, PAIRED)
+    entries = dim // 2 if parameter(block, PAIRED) else dim
+    for at in range(0, entries, 16):
+        rest = min(entries - at, 16)
+        vstore(
+            target + 4 * at, vload_bf16_first(source + 2 * at, rest) if widen else vload_first(source + 4 * at, rest)
+        )
 
 
 @inlined
 def store_output(block, sums, total, target):
+    """A weighted sum over its total (nothing over nothing is zero), rounded to the model's dtype."""
     dim, bf16 = parameter(block, DIM), parameter(block, BF16)
     scale = vsplat(float32(1.0) / total if total > 0.0 or total != total else float32(0.0))
+    if parameter(block, PAIRED):
+        for at in range(0, dim // 2, 16):
+            low, high = vmul(vload(sums + 8 * at), scale), vmul(vload(sums + 8 * at + 64), scale)
+            vstore_pairs_first(target + 4 * at, low, high, min(dim // 2 - at, 16))
+        return
     for at in range(0, dim, 16):
         rest, vector = min(dim - at, 16), vmul(vload(sums + 4 * at), scale)
         if bf16:

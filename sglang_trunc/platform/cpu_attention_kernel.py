@@ -16,6 +16,7 @@ from sglang_trunc.platform.cpu_attention_cells import (
     GROUP_ROWS,
     HEAD_BYTES,
     HEAD_PARTS,
+    IS_PAIRED,
     KEYS,
     KV_HEADS,
     LINES,
@@ -29,6 +30,7 @@ from sglang_trunc.platform.cpu_attention_cells import (
     QUERIES,
     REPEATS,
     ROWS,
+    SCALE_FACTOR,
     SCORES,
     SCRATCH,
     SCRATCH_SIZE,
@@ -88,6 +90,7 @@ def _score(scratch, k, head, heads, tokens):
     """Scores of a block's first ``tokens`` tokens in ``heads`` heads from ``head`` on; ``k``: head 0 in a K row."""
     lines, pitch, k_head = field(scratch, LINES), field(scratch, PITCH), field(scratch, HEAD_BYTES)
     padded, queries, scores = field(scratch, PADDED), field(scratch, QUERIES), field(scratch, SCORES)
+    paired = field(scratch, IS_PAIRED)
     for token in range(0, tokens, 4):
         for line in range(0, lines, TILE):
             rows, h = _tile_size(lines, line), head
@@ -95,8 +98,8 @@ def _score(scratch, k, head, heads, tokens):
             while h < head + heads:
                 cell = h * padded + line
                 score_tile(
-                    rows, queries + cell * pitch, padded * pitch, pitch,
-                    scratch + KEYS, token, 4, k + h * k_head, k_head, head + heads - 1 - h, k_head // 4,
+                    paired, rows, queries + cell * pitch, padded * pitch, pitch,
+                    scratch + KEYS, token, 4, k + h * k_head, k_head, head + heads - 1 - h,
                     scores + cell * SCORE_ROW, padded * SCORE_ROW,
                 )  # fmt: skip
                 h += step
@@ -107,7 +110,9 @@ def _soften(scratch, cell, count):
     """Turn a cell's scores of ``count`` >= 1 tokens into weights; update its maximum, sum and weighted sum."""
     scores = field(scratch, SCORES) + cell * SCORE_ROW
     top_at, total_at = field(scratch, TOPS) + 4 * cell, field(scratch, TOTALS) + 4 * cell
-    low, high = vkeep(vload(scores), count, NEVER), vkeep(vload(scores + 64), count - 16, NEVER)
+    scale = vsplat(load_f32(scratch + SCALE_FACTOR))
+    low = vkeep(vmul(vload(scores), scale), count, NEVER)
+    high = vkeep(vmul(vload(scores + 64), scale), count - 16, NEVER)
     before = load_f32(top_at)
     top = max(before, vtop(vmax(low, high)))
     low = vkeep(vexp(vsub(low, vsplat(top))), count, 0.0)
@@ -127,24 +132,26 @@ def _soften(scratch, cell, count):
 
 
 @inlined
-def _add_values(scratch, rows, cell, pitch, first, last, ahead, v, dim):
+def _add_values(scratch, rows, cell, first, last, ahead, v):
     """Weighted values of tokens ``first <= t < last`` onto ``rows`` cells; ``v``: their head in a V row."""
+    paired, size, pitch = field(scratch, IS_PAIRED), field(scratch, HEAD_BYTES), field(scratch, PITCH)
     sums, weights = field(scratch, SUMS) + cell * pitch, field(scratch, SCORES) + cell * SCORE_ROW
-    table = scratch + VALUES
+    table, wide = scratch + VALUES, 128 if paired else 256
     at = int64(0)
-    while at + 64 <= dim:
-        value_tile(4, rows, sums + 4 * at, pitch, weights, table, first, last, ahead, v + 4 * at, 16)
+    while at + wide <= size:
+        value_tile(paired, rows, 1, sums, pitch, weights, table, first, last, ahead, v + at, 16)
+        at += wide
+        sums += 256
+    while at < size:
+        value_tile(paired, rows, 0, sums, pitch, weights, table, first, last, ahead, v + at, min(size - at, 64) // 4)
         at += 64
-    while at < dim:
-        rest = min(dim - at, 16)
-        value_tile(1, rows, sums + 4 * at, pitch, weights, table, first, last, ahead, v + 4 * at, rest)
-        at += 16
+        sums += 128 if paired else 64
 
 
 @inlined
 def _weigh(scratch, v, head, heads, line, start):
     """A tile of lines, tokens ``start`` to ``start + SPAN``: together as far as all lines go, then each alone."""
-    padded, pitch, size = field(scratch, PADDED), field(scratch, PITCH), field(scratch, HEAD_BYTES)
+    padded, size = field(scratch, PADDED), field(scratch, HEAD_BYTES)
     lines, end = field(scratch, LINES), start + SPAN
     real, rows = min(lines - line, TILE), _tile_size(lines, line)
     tile = field(scratch, TILES) + 16 * (line // TILE)
@@ -152,12 +159,12 @@ def _weigh(scratch, v, head, heads, line, start):
     for h in range(head, head + heads):
         cell = h * padded + line
         if common > start:
-            _add_values(scratch, rows, cell, pitch, start, min(end, common), SPAN, v + h * size, size // 4)
+            _add_values(scratch, rows, cell, start, min(end, common), SPAN, v + h * size)
         if longest > common and longest > start:
             for r in range(real):
                 own, last = max(start, common), min(end, valid_tokens(scratch, line + r))
                 if last > own:
-                    _add_values(scratch, 1, cell + r, pitch, own, last, 0, v + h * size, size // 4)
+                    _add_values(scratch, 1, cell + r, own, last, 0, v + h * size)
 
 
 @inlined

@@ -10,7 +10,7 @@ may differ from torch's in the last float32 bit; SiLU's exponential is within on
 both agree with torch up to one bfloat16 ulp, nearly always exactly.
 
 Contract: rows never mix and may be strided views (last dimension dense); results may overwrite inputs.
-``rope_store`` also puts K and V into the pool as float32 rows, where ``lane_attention`` reads them.
+``rope_store`` also puts K and V into the pool, as float32 or in the model's dtype, where ``lane_attention`` reads them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def rope_store(
 
     cos, sin      float32 [positions, D/2], contiguous
     positions     int64 [rows]
-    k_rows/v_rows float32 [slots, Hkv*D], equal row strides; locs int64 [rows], distinct
+    k_rows/v_rows k's dtype or float32 [slots, Hkv*D], equal row strides; locs int64 [rows], distinct
     """
     _rotate_and_store(q, k, v, (positions, cos, sin), (k_rows, v_rows, locs), head_dim, interleaved, round_products)
 
@@ -132,9 +132,14 @@ def _rotate_and_store(
     rows, size = q.shape[0], q.element_size()
     bf16 = q.dtype == torch.bfloat16
     if pool is None:
-        stored = (0, 0, 0, 0)
+        stored, bf16_pool = (0, 0, 0, 0), 0
     else:
-        stored = (pool[0].data_ptr(), pool[1].data_ptr(), pool[0].stride(0) * 4, pool[2].data_ptr())
+        k_rows, v_rows, locs = pool
+        assert k_rows.dtype is v_rows.dtype
+        assert k_rows.dtype in (torch.float32, k.dtype)
+        assert locs.dtype is torch.int64
+        bf16_pool = int(k_rows.dtype is torch.bfloat16)
+        stored = (k_rows.data_ptr(), v_rows.data_ptr(), k_rows.stride(0) * k_rows.element_size(), locs.data_ptr())
     ROPE.start(
         _tasks(rows, q.shape[1] + 2 * k.shape[1]),
         q.data_ptr(),
@@ -152,4 +157,5 @@ def _rotate_and_store(
         int(interleaved),
         int(round_products and bf16),
         int(bf16),
+        bf16_pool,
     )

@@ -20,6 +20,8 @@ from sglang_trunc.platform.cpu_vector import (
     vdiv,
     vfirsts,
     vfma,
+    vload,
+    vload_bf16,
     vload_bf16_first,
     vload_first,
     vmul,
@@ -29,6 +31,8 @@ from sglang_trunc.platform.cpu_vector import (
     vround,
     vseconds,
     vsplat,
+    vstore,
+    vstore_bf16,
     vstore_bf16_first,
     vstore_first,
     vsub,
@@ -38,13 +42,19 @@ from sglang_trunc.platform.cpu_vector import (
 
 @inlined
 def _get(address, at, bf16, n):
-    """Elements ``at`` to ``at + n`` as float32."""
+    """Elements ``at`` to ``at + n`` as float32; masks are slow before AVX-512, so only where needed."""
+    if n == 16:
+        return vload_bf16(address + 2 * at) if bf16 else vload(address + 4 * at)
     return vload_bf16_first(address + 2 * at, n) if bf16 else vload_first(address + 4 * at, n)
 
 
 @inlined
 def _put(address, at, bf16, n, value):
-    if bf16:
+    if n == 16 and bf16:
+        vstore_bf16(address + 2 * at, value)
+    elif n == 16:
+        vstore(address + 4 * at, value)
+    elif bf16:
         vstore_bf16_first(address + 2 * at, value, n)
     else:
         vstore_first(address + 4 * at, value, n)
@@ -142,8 +152,8 @@ SILU = Kernel(_silu_rows)
 
 
 # Rotation and store. Parameters: q, k, v, then their strides; k_rows, v_rows, their stride, locs; positions,
-# cos, sin; rows, q width, k width, head size, interleaved, round_products, bf16. ``positions`` 0: no rotation;
-# ``locs`` 0: no store.
+# cos, sin; rows, q width, k width, head size, interleaved, round_products, bf16, bf16 pool.
+# ``positions`` 0: no rotation; ``locs`` 0: no store.
 
 
 @inlined
@@ -178,12 +188,10 @@ def _rotate_row(row, width, cos, sin, dim, interleaved, products, bf16):
 
 
 @inlined
-def _copy_row(source, target, width, bf16):
-    at = int64(0)
-    while at < width:
+def _copy_row(source, target, width, bf16, bf16_target):
+    for at in range(0, width, 16):
         n = min(width - at, 16)
-        vstore_first(target + 4 * at, _get(source, at, bf16, n), n)
-        at += 16
+        _put(target, at, bf16_target, n, _get(source, at, bf16, n))
 
 
 def _rope_rows(block):
@@ -205,8 +213,8 @@ def _rope_rows(block):
                 _rotate_row(k, k_width, cos, sin, dim, interleaved, products, bf16)
             if parameter(block, 9):
                 target = load_i64(parameter(block, 9) + 8 * row) * parameter(block, 8)
-                _copy_row(k, parameter(block, 6) + target, k_width, bf16)
-                _copy_row(v, parameter(block, 7) + target, k_width, bf16)
+                _copy_row(k, parameter(block, 6) + target, k_width, bf16, parameter(block, 20))
+                _copy_row(v, parameter(block, 7) + target, k_width, bf16, parameter(block, 20))
 
 
 ROPE = Kernel(_rope_rows)

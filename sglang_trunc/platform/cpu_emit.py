@@ -6,16 +6,40 @@ them. No fast-math flag is ever set, so LLVM reassociates nothing: the order of 
 here and there. LLVM lowers the vectors to AVX-512, to pairs of AVX2 registers or to NEON.
 
 Addresses are i64 in bytes; loads and stores need no alignment beyond that of an element.
+``paired`` data is bfloat16 handled as 32-bit entries of two.
 """
 
 from __future__ import annotations
 
+import llvmlite.binding
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, config
 
 LANES = 16
 I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 VF32, VI32, VI16 = (ir.VectorType(kind, LANES) for kind in (F32, I32, I16))
+
+
+def _has(feature: str) -> bool:
+    """Whether the processor that numba compiles for (this one, or what NUMBA_CPU_FEATURES says) has a feature."""
+    if config.CPU_FEATURES is None:
+        return bool(llvmlite.binding.get_host_cpu_features().get(feature))
+    return f"+{feature}" in config.CPU_FEATURES
+
+
+HAS_WIDE, HAS_DOT = _has("avx512f"), _has("avx512bf16")
+
+
+class _BFloat(ir.types._BaseFloatType):
+    """LLVM's bfloat, which llvmlite does not name; only ever the element of a bitcast."""
+
+    intrinsic_name = "bf16"
+
+    def __str__(self):
+        return "bfloat"
+
+
+_BFloat._create_instance()
 
 
 def splat(builder, scalar):
@@ -121,3 +145,43 @@ def folded_alone(builder, vector, combine):
 
 def maximum(builder, a, b):
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def low_half(builder, entry):
+    """First of the two bfloat16 in every 32-bit entry, as float32."""
+    return builder.bitcast(builder.shl(entry, ir.Constant(VI32, [16] * LANES)), VF32)
+
+
+def high_half(builder, entry):
+    return builder.bitcast(builder.and_(entry, ir.Constant(VI32, [-65536] * LANES)), VF32)
+
+
+def step(builder, paired, total, x, y):
+    """``total + x * y`` per lane; an entry is a float32, or if ``paired`` two bfloat16: both products are added."""
+    if not paired:
+        return fused(builder, builder.bitcast(x, VF32), builder.bitcast(y, VF32), total)
+    if HAS_DOT:
+        pairs = ir.VectorType(_BFloat(), 2 * LANES)
+        args = [total, builder.bitcast(x, pairs), builder.bitcast(y, pairs)]
+        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", VF32, args)
+    total = fused(builder, low_half(builder, x), low_half(builder, y), total)
+    return fused(builder, high_half(builder, x), high_half(builder, y), total)
+
+
+def by_case(builder, values, cases, emit):
+    """One version of some code per case, chosen at run time: ``values`` are compared with the tuples in ``cases``."""
+    end = builder.append_basic_block("done")
+    index = values[0]
+    for value in values[1:]:
+        index = builder.add(builder.shl(index, I64(4)), value)
+    choice = builder.switch(index, end)
+    for case in cases:
+        number = 0
+        for part in case:
+            number = number * 16 + part
+        block = builder.append_basic_block("case")
+        choice.add_case(I64(number), block)
+        builder.position_at_end(block)
+        emit(*case)
+        builder.branch(end)
+    builder.position_at_end(end)

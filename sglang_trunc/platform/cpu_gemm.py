@@ -18,25 +18,25 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import llvmlite.binding
 import torch
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
 from sglang_trunc.platform.cpu_emit import (
+    HAS_DOT,
+    HAS_WIDE,
     I32,
     I64,
     LANES,
     VF32,
     VI32,
-    call,
+    by_case,
     fetch,
-    fused,
     read,
     splat,
+    step,
     write,
 )
 from sglang_trunc.platform.cpu_kernel import Kernel, next_task, parameter
@@ -53,48 +53,13 @@ from sglang_trunc.platform.cpu_vector import (
 
 PANEL = 32  # outputs that are computed together: two vectors
 ENTRY = 4 * PANEL  # bytes of one step of a panel
-_FEATURES = llvmlite.binding.get_host_cpu_features()
-_HAS_DOT = bool(_FEATURES.get("avx512bf16"))
 # Rows whose 2 * rows sums fit the registers, beside what a step needs.
-_MOST_ROWS = 12 if _HAS_DOT else 8 if _FEATURES.get("avx512f") else 2
+_MOST_ROWS = 12 if HAS_DOT else 8 if HAS_WIDE else 2
 _STEPS = 1024  # of a panel between two looks at the sums: 128 KiB of weights
 _ROW_BLOCK = 20 * _MOST_ROWS
 
 # Positions of the kernel's parameters.
 _X, _X_ROW, _W, _BIAS, _OUT, _OUT_ROW, _ROWS, _N, _COUNT, _BF16, _SCRATCH = range(11)
-
-
-class _BFloat(ir.types._BaseFloatType):
-    """LLVM's bfloat, which llvmlite does not name; only ever the element of a bitcast."""
-
-    intrinsic_name = "bf16"
-
-    def __str__(self):
-        return "bfloat"
-
-
-_BFloat._create_instance()
-
-
-def _high_half(builder, entry):
-    """Second bfloat16 of every entry as float32."""
-    return builder.bitcast(builder.and_(entry, ir.Constant(VI32, [-65536] * LANES)), VF32)
-
-
-def _low_half(builder, entry):
-    return builder.bitcast(builder.shl(entry, ir.Constant(VI32, [16] * LANES)), VF32)
-
-
-def _step(builder, bf16, total, x, weight):
-    """``total`` plus one entry of x times one of the weights, lane by lane."""
-    if not bf16:
-        return fused(builder, builder.bitcast(x, VF32), builder.bitcast(weight, VF32), total)
-    if _HAS_DOT:
-        pairs = ir.VectorType(_BFloat(), 2 * LANES)
-        args = [total, builder.bitcast(x, pairs), builder.bitcast(weight, pairs)]
-        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", VF32, args)
-    total = fused(builder, _low_half(builder, x), _low_half(builder, weight), total)
-    return fused(builder, _high_half(builder, x), _high_half(builder, weight), total)
 
 
 def _emit_tile(builder, bf16, rows, x, x_row, w, steps, sums, ahead):
@@ -114,7 +79,7 @@ def _emit_tile(builder, bf16, rows, x, x_row, w, steps, sums, ahead):
             x = splat(builder, read(builder, builder.add(start, builder.shl(loop.index, I64(2))), I32))
             for c, weight in enumerate(weights):
                 cell = cells[2 * r + c]
-                builder.store(_step(builder, bf16, builder.load(cell), x, weight), cell)
+                builder.store(step(builder, bf16, builder.load(cell), x, weight), cell)
     for cell, place in zip(cells, places, strict=True):
         write(builder, builder.load(cell), place)
 
@@ -124,17 +89,8 @@ def product_tile(typing, bf16, rows, x, x_row, w, steps, sums, ahead):
     """Add ``steps`` steps to the sums of ``rows`` rows, at most ``_MOST_ROWS``; prefetch ``ahead`` bytes on."""
 
     def generate(context, builder, signature, args):
-        bf16, rows, *rest = args
-        end = builder.append_basic_block("tiled")
-        choice = builder.switch(builder.add(builder.shl(rows, I64(1)), bf16), end)
-        for count in range(1, _MOST_ROWS + 1):
-            for kind in (0, 1):
-                block = builder.append_basic_block(f"rows{count}.{kind}")
-                choice.add_case(I64(2 * count + kind), block)
-                builder.position_at_end(block)
-                _emit_tile(builder, kind, count, *rest)
-                builder.branch(end)
-        builder.position_at_end(end)
+        cases = [(kind, count) for kind in (0, 1) for count in range(1, _MOST_ROWS + 1)]
+        by_case(builder, args[:2], cases, lambda *case: _emit_tile(builder, *case, *args[2:]))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), generate

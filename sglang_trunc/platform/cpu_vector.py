@@ -205,6 +205,20 @@ def vstore_bf16_first(typing, address, value, n):
     return types.void(types.int64, F32x16, types.int64), generate
 
 
+@intrinsic
+def vstore_pairs_first(typing, address, low, high, n):
+    """Two vectors, rounded to bfloat16, as ``n`` interleaved pairs."""
+
+    def generate(context, builder, signature, args):
+        address, low, high, n = args
+        low, high = (builder.zext(rounded_bits(builder, value), VI32) for value in (low, high))
+        pairs = builder.or_(low, builder.shl(high, ir.Constant(VI32, [16] * LANES)))
+        write_first(builder, builder.bitcast(pairs, VF32), address, n)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, F32x16, F32x16, types.int64), generate
+
+
 def _scalar_load(kind, result):
     def generate(context, builder, signature, args):
         value = read(builder, args[0], kind, align=kind.width // 8 if kind != F32 else 4)

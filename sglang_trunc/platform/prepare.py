@@ -1,8 +1,8 @@
 """What the GPU-less platform does to a freshly loaded model: packed products and fused operations.
 
-Called once by SGLang (``SRTPlatform.post_load_model``) in the worker. bf16 weights are repacked for oneDNN
-and the unpacked copy is released, so memory does not grow; float32 weights stay. A model of another plugin or
-of SGLang's own keeps its methods: only looped models are touched.
+Called once by SGLang (``SRTPlatform.post_load_model``) in the worker. bf16 and float32 weights are repacked
+(``cpu_linear``) and the unpacked copy is released, so memory does not grow. A model of another plugin or of
+SGLang's own keeps its methods: only looped models are touched.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def prepare_model(model: nn.Module) -> None:
 
 def _pack(layer: Any, keep_weight: bool) -> None:
     weight = layer.weight.data
-    if weight.dtype is not torch.bfloat16:
+    if weight.dtype not in (torch.bfloat16, torch.float32) or weight.shape[1] % 2:
         return
     layer.quant_method = PackedLinearMethod(weight)
     if not keep_weight:

@@ -63,9 +63,19 @@ class EngineCounters:
     drafted: int
     accepted: int
 
+    def __sub__(self, other: EngineCounters) -> EngineCounters:
+        spent = {f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)}
+        return EngineCounters(**spent)
+
     @property
     def accept_rate(self) -> float:
         return self.accepted / self.drafted if self.drafted else float("nan")
+
+
+def engine_counters(internal_state: Mapping[str, Any]) -> EngineCounters | None:
+    """Totals since the server started; None for a server that runs without our algorithm."""
+    report = internal_state.get(STATE_KEY)
+    return None if report is None else totals(report["counters"])
 
 
 def totals(report: Mapping[str, Any]) -> EngineCounters:

@@ -2,7 +2,8 @@
 
 ``Server`` runs ``python -m sglang.launch_server`` in a process group of its own, waits until
 ``/health`` answers, and on the way out ends exactly that group. A launch that fails raises
-``StartError`` with the sentence the server itself gave (see ``log``), and keeps the log file.
+``StartError`` with the sentence the server itself gave (see ``log``), and keeps the log file; a connection
+that breaks inside the ``with`` block leaves it as ``ServerError`` in the same way.
 
 The log goes to a file, never to a pipe: an unread pipe would stop the server once it is full.
 Nothing is decided here about threads, devices or algorithms: ``args`` and ``env`` are passed on as they
@@ -38,8 +39,12 @@ POLL_SECONDS = 0.2
 QUIET_HEALTH = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 
 
-class StartError(RuntimeError):
-    """The server did not become healthy; the message carries its own explanation."""
+class ServerError(RuntimeError):
+    """The server stopped or did not answer; the message carries its own explanation."""
+
+
+class StartError(ServerError):
+    """The server did not become healthy."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -81,6 +86,9 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop(keep_log=error is not None)
+        if isinstance(error, httpx.TransportError):
+            what = f"{self.name} broke off ({type(error).__name__})"
+            raise ServerError(f"{what}: {self._explain()}") from error
 
     @property
     def url(self) -> str:

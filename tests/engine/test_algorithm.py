@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import types
 
 import pytest
@@ -91,9 +92,8 @@ def test_switches_sglangs_own_graphs_off(args):
     ],
 )
 def test_server_option_is_refused_by_its_flag(args, field, value, sentence):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
         validate(args(**{field: value}))
-    assert sentence in str(caught.value)
     assert_one_sentence(caught.value)
 
 
@@ -123,12 +123,12 @@ def test_every_default_is_accepted(row):
         ({"D1": "5"}, None, "d1 is 5 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 4."),
         ({"D1": "x"}, None, "d1 is 'x' (from environment variable SGLANG_TRUNC_D1), but must be an integer"),
         ({"FOO": "1"}, None, "Environment variable SGLANG_TRUNC_FOO is '1', but the plugin reads only"),
-        ({}, {"trunc": {"depth": 2}}, "depth is not an option (trunc of --json-model-override-args), the options are d1"),
+        ({}, {"trunc": {"depth": 2}}, "depth is not an option (trunc of --json-model-override-args), the options are"),
         ({}, {"trunc": {"d1": 5}}, "d1 is 5 (from --json-model-override-args)"),
         ({}, {"trunc": 3}, "trunc of --json-model-override-args is 3, but must be an object."),
-        ({"D1": "3"}, {"total_ut_steps": 2}, "d1 is 3 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 2."),
+        ({"D1": "3"}, {"total_ut_steps": 2}, "SGLANG_TRUNC_D1), but must be an integer from 1 to 2."),
     ],
-)  # fmt: skip
+)
 def test_algorithm_option_is_refused_with_its_source(args, monkeypatch, environment, override, sentence):
     for name, value in environment.items():
         monkeypatch.setenv(f"SGLANG_TRUNC_{name}", value)

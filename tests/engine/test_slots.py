@@ -63,3 +63,58 @@ def test_a_row_has_room_for_a_whole_reserve_behind_the_context(monkeypatch, page
     assert slots.extra_context_len(4 + block) >= 2 * block + page - 1
     spec.speculative_algorithm = None
     assert slots.extra_context_len(4 + block) == 4 + block
+
+
+# --- what a round reserves ---
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    spec = types.SimpleNamespace(speculative_algorithm="TRUNC")
+    monkeypatch.setattr(slots, "get_spec", lambda: spec)
+    monkeypatch.setattr(slots, "get_alloc_reserve_per_decode", lambda: 8)
+    return spec
+
+
+def request_at(committed: int, allocated: int, prompt: int = 100, most: int = 50) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        origin_input_ids=[0] * prompt,
+        sampling_params=types.SimpleNamespace(max_new_tokens=most),
+        kv=types.SimpleNamespace(kv_committed_len=committed, kv_allocated_len=allocated),
+    )
+
+
+@pytest.mark.parametrize(
+    ("committed", "allocated", "page", "following"),
+    [
+        (100, 100, 1, 108),  # the reserve
+        (104, 108, 1, 112),
+        (145, 148, 1, 150),  # 150 positions are all it can ever use
+        (149, 150, 1, 150),
+        (149, 160, 1, 160),  # never less than it has
+        (100, 112, 16, 112),
+        (140, 144, 16, 160),  # whole pages
+        (148, 160, 16, 160),
+    ],
+)
+def test_nothing_is_reserved_behind_the_last_position(ours, committed, allocated, page, following):
+    request = request_at(committed, allocated)
+    assert slots.decode_alloc_lens(None, [request], reserve=8, page_size=page) == (
+        [allocated],
+        [following],
+        following - allocated,
+    )
+    assert slots.decode_tokens_required(None, None, [request], page) == following - allocated
+
+
+def test_a_round_on_an_ended_request_still_has_a_slot(ours):
+    """Under overlap scheduling one more node is run at the position of the last token."""
+    request = request_at(committed=149, allocated=149)
+    (_, (following,), _) = slots.decode_alloc_lens(None, [request], reserve=8, page_size=1)
+    assert following > slots.last_position(request) == 149
+
+
+def test_other_algorithms_keep_sglangs_reserve(ours):
+    ours.speculative_algorithm = None
+    assert slots.decode_alloc_lens(lambda *_, **kw: kw, [], reserve=8, page_size=4) == {"reserve": 8, "page_size": 4}
+    assert slots.decode_tokens_required(lambda *args: args, "batch", [], 4) == ("batch", [], 4)

@@ -23,28 +23,33 @@ def worker() -> TruncWorker:
     return bare
 
 
-def batch(*requests: tuple[int, int, int, int]) -> types.SimpleNamespace:
-    """(max_new_tokens, tokens so far, slots allocated, committed length) per request."""
+PROMPT = 10  # tokens
+
+
+def batch(*requests: tuple[int, int, int]) -> types.SimpleNamespace:
+    """(max_new_tokens, tokens emitted so far, slots allocated) per request; host state lags by a whole round."""
     reqs = [
         types.SimpleNamespace(
+            origin_input_ids=[0] * PROMPT,
             sampling_params=types.SimpleNamespace(max_new_tokens=most),
-            output_ids=[0] * have,
+            output_ids=[0] * max(0, have - 4),
             kv=types.SimpleNamespace(kv_allocated_len=allocated),
         )
-        for most, have, allocated, _ in requests
+        for most, have, allocated in requests
     ]
-    return types.SimpleNamespace(reqs=reqs, seq_lens=torch.tensor([length for *_, length in requests]))
+    # The newest token has no KV yet.
+    return types.SimpleNamespace(reqs=reqs, seq_lens=torch.tensor([PROMPT + have - 1 for _, have, _ in requests]))
 
 
 @pytest.mark.parametrize(
     ("request_", "budget"),
     [
-        ((100, 1, 50, 10), 4),  # the block
-        ((10, 8, 50, 10), 2),  # tokens still wanted
-        ((10, 9, 50, 10), 1),
-        ((100, 1, 13, 10), 3),  # slots reserved
-        ((10, 10, 50, 10), 1),  # finished already, seen once more under overlap: still one node
-        ((10, 12, 10, 10), 1),
+        ((100, 1, 50), 4),  # the block
+        ((10, 8, 50), 2),  # tokens still wanted
+        ((10, 9, 50), 1),
+        ((100, 1, 13), 3),  # slots reserved
+        ((10, 10, 50), 1),  # ended already, seen once more under overlap: still one node
+        ((10, 10, 20), 1),
     ],
 )
 def test_budget(worker, request_, budget):
@@ -52,7 +57,7 @@ def test_budget(worker, request_, budget):
 
 
 def test_budgets_are_each_requests_own(worker):
-    assert worker._budgets(batch((100, 1, 50, 10), (3, 1, 50, 10), (100, 1, 51, 50))) == [4, 2, 1]
+    assert worker._budgets(batch((100, 1, 50), (3, 1, 50), (100, 41, 51))) == [4, 2, 1]
 
 
 def test_tokens_are_strided_by_the_block_even_when_no_chain_is_that_long(worker):

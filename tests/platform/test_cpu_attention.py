@@ -20,16 +20,18 @@ SHAPES = [
     (2, 1, 256),
     (64, 1, 32),
 ]
+BF16, F32 = torch.bfloat16, torch.float32
+TYPES = [(F32, F32), (BF16, F32), (BF16, BF16)]  # of the model and of the pool
 
 
 class Case:
     """Rows of several requests and steps over one pool with shuffled slots."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, seed: int = 0):
-        gen = torch.Generator().manual_seed(seed)
+    def __init__(self, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, pool_dtype: torch.dtype = F32):
+        gen = torch.Generator().manual_seed(0)
         self.kv_heads, self.dim, self.dtype = kv_heads, dim, dtype
         pool = torch.randn(2, 2 * SLOTS, kv_heads * dim, generator=gen)
-        self.k, self.v = pool.to(dtype).float()
+        self.k, self.v = pool.to(dtype).to(pool_dtype)
         tables = [torch.randperm(SLOTS - 1, generator=gen) + 1 for _ in range(4)]
         self.indices = torch.cat(tables).int()
         # (table, length, step): a block of one request, its other step, prefill-like runs, zero, single rows
@@ -66,17 +68,17 @@ class Case:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_matches_float64(shape, dtype):
-    case = Case(*shape, dtype)
-    tolerance = 2e-6 if dtype == torch.float32 else 2**-7
+@pytest.mark.parametrize("types", TYPES)
+def test_matches_float64(shape, types):
+    case = Case(*shape, *types)
+    tolerance = 2e-6 if types[0] == F32 else 2**-7
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bits_do_not_depend_on_company(shape, dtype):
-    case = Case(*shape, dtype)
+@pytest.mark.parametrize("types", TYPES)
+def test_bits_do_not_depend_on_company(shape, types):
+    case = Case(*shape, *types)
     together = case.run()
     for row in range(0, len(case.q), 3):
         assert torch.equal(case.run(torch.tensor([row]))[0], together[row]), row
@@ -87,20 +89,23 @@ def test_bits_do_not_depend_on_company(shape, dtype):
 
 
 @pytest.mark.parametrize("shape", [(16, 16, 64), (10, 1, 80), (2, 1, 256)])
-def test_bits_do_not_depend_on_threads(shape):
-    case, threads = Case(*shape, torch.bfloat16), torch.get_num_threads()
+@pytest.mark.parametrize("types", TYPES)
+def test_bits_do_not_depend_on_threads(shape, types):
+    case, threads = Case(*shape, *types), torch.get_num_threads()
     results = []
     try:
         for count in (1, 2, 3, 5):
             torch.set_num_threads(count)
             results.append(case.run())
+            results.append(case.run(torch.arange(8)))
     finally:
         torch.set_num_threads(threads)
-    assert all(torch.equal(result, results[0]) for result in results)
+    assert all(torch.equal(result, results[0][: len(result)]) for result in results)
 
 
-def test_unread_slots_and_zero_length_are_harmless():
-    case = Case(8, 2, 96, torch.bfloat16)
+@pytest.mark.parametrize("pool_dtype", [BF16, F32])
+def test_unread_slots_and_zero_length_are_harmless(pool_dtype):
+    case = Case(8, 2, 96, BF16, pool_dtype)
     clean = case.run()
     unused = ~case.used()
     case.k[unused] = float("nan")
@@ -109,9 +114,10 @@ def test_unread_slots_and_zero_length_are_harmless():
     assert (clean[case.length == 0] == 0).all()
 
 
-def test_a_neighbours_poison_stays_with_the_neighbour():
+@pytest.mark.parametrize("pool_dtype", [BF16, F32])
+def test_a_neighbours_poison_stays_with_the_neighbour(pool_dtype):
     """The longest of rows that share a prefix has NaN and infinity behind the others' ends."""
-    case = Case(4, 4, 128, torch.bfloat16)
+    case = Case(4, 4, 128, BF16, pool_dtype)
     clean = case.run()
     tail = case.indices[case.start[6] + 101 : case.start[6] + 103].long()
     case.k[tail[0]], case.v[tail[0]] = float("nan"), float("inf")
@@ -121,14 +127,14 @@ def test_a_neighbours_poison_stays_with_the_neighbour():
 
 
 def test_padding_rows_and_strided_rows():
-    case = Case(16, 16, 64, torch.bfloat16)
+    case = Case(16, 16, 64, BF16)
     case.length[-5:], case.start[-5:], case.offset[-5:] = 1, 0, 0
     case.indices[0] = 0
     expected = case.run()
-    wide = torch.zeros(len(case.q), 3 * 1024, dtype=torch.bfloat16)
+    wide = torch.zeros(len(case.q), 3 * 1024, dtype=BF16)
     wide[:, :1024] = case.q
     case.q = wide[:, :1024]
-    out = torch.zeros(len(case.q), 2048, dtype=torch.bfloat16)[:, 1024:]
+    out = torch.zeros(len(case.q), 2048, dtype=BF16)[:, 1024:]
     where = (case.start, case.length.int(), case.offset)
     lane_attention(case.q, case.k, case.v, case.indices, *where, out, 0.125, 16)
     assert torch.equal(out, expected)
@@ -137,6 +143,6 @@ def test_padding_rows_and_strided_rows():
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_peaked_and_far_apart_scores(scale):
     """Scores spread over hundreds: the running maximum moves, weights vanish, nothing overflows."""
-    case = Case(4, 2, 64, torch.float32)
+    case = Case(4, 2, 64, F32)
     case.q *= scale
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=3e-5, atol=3e-5)

@@ -31,7 +31,7 @@ def assert_same_rounding(ours: Tensor, theirs: Tensor, largest: Tensor) -> None:
     if ours.dtype == torch.float32:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
         return
-    ulp = torch.ldexp(torch.tensor(1.0), torch.frexp(largest.float()).exponent - 8)
+    ulp = torch.ldexp(torch.ones_like(largest.float()), torch.frexp(largest.float()).exponent - 8)
     assert ((ours.float() - theirs.float()).abs() <= ulp).all()
     assert (ours == theirs).float().mean() > 0.999
 
@@ -127,12 +127,12 @@ def test_rope_store(dim, interleaved, products, dtype):
     assert k_rows.isnan().any(-1).sum() == v_rows.isnan().any(-1).sum() == 21
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_store_rows(dtype):
+@pytest.mark.parametrize(("dtype", "pool"), [*zip(DTYPES, DTYPES, strict=True), (torch.bfloat16, torch.float32)])
+def test_store_rows(dtype, pool):
     k, v = torch.randn(2, 5, 40).to(dtype)
-    k_rows, v_rows = torch.zeros(2, 9, 40)
+    k_rows, v_rows = torch.zeros(2, 9, 40, dtype=pool)
     locs = torch.tensor([8, 3, 0, 1, 5])
     store_rows(k, v, k_rows, v_rows, locs)
-    assert torch.equal(k_rows[locs], k.float())
-    assert torch.equal(v_rows[locs], v.float())
+    assert torch.equal(k_rows[locs], k.to(pool))
+    assert torch.equal(v_rows[locs], v.to(pool))
     assert (k_rows[[2, 4, 6, 7]] == 0).all()

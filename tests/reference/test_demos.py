@@ -60,7 +60,7 @@ def test_tokenizer(tokenizer):
 @torch.inference_mode()
 def test_early_depths_agree_often_but_not_always(demo, model, tokenizer):
     prompt = tokenizer.encode(PROMPT)
-    out = greedy(model, prompt, 96)
+    out = greedy(model, prompt, 64)
     logits = model.all_depths(torch.tensor(prompt + out))[:, len(prompt) - 1 : -1]
     chosen = first_argmax(logits)
     agreement = (chosen == chosen[-1]).float().mean(-1)

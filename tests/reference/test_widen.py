@@ -40,7 +40,7 @@ def sources(tmp_path_factory):
     found = {}
     for family, (tiny, width, heads) in SHAPE.items():
         dial = 0.3 if family == "ouro" else 0.2
-        sizes = {width: 128, heads: 2, "num_key_value_heads": 1, "vocab_size": 320}
+        sizes = {width: 128, heads: 2, "num_key_value_heads": 1, "vocab_size": 320, "full_depth": 4}
         model = build_tiny(tiny, dial=dial, intermediate_size=192, **sizes)
         found[family] = tmp_path_factory.mktemp(family)
         save_checkpoint(model, found[family], torch.bfloat16)
@@ -55,7 +55,7 @@ def make(widen, source, out, hidden, vocab=None, deeper=True):
     model = load_checkpoint(source, torch.float32)
     layers = model.config.num_hidden_layers + 2 if hasattr(model.config, "num_hidden_layers") else None
     parts = (2, 3, 2) if deeper else (None, None, None)
-    config = widen.target_config(model, hidden, 320, vocab, None, layers if deeper else None, parts)
+    config = widen.target_config(model, hidden, 512, vocab, None, layers if deeper else None, parts)
     widen.widen(source, out, config)
     return model, load_checkpoint(out, torch.float32)
 
@@ -85,7 +85,7 @@ def test_bfloat16_tokens_differ_only_at_near_ties(widen, sources, tmp_path, fami
     wide = load_checkpoint(tmp_path)
     assert wide.lm_head.weight.dtype == torch.bfloat16
     prompt = ids(24).tolist()
-    mismatch = teacher_forced_check(wide, prompt, greedy(model, prompt, 64))
+    mismatch = teacher_forced_check(wide, prompt, greedy(model, prompt, 32))
     assert mismatch is None or mismatch.margin <= 2.0**-6
 
 
@@ -93,7 +93,7 @@ def test_bfloat16_tokens_differ_only_at_near_ties(widen, sources, tmp_path, fami
 def test_added_parts_have_the_asked_shape(widen, sources, tmp_path, family):
     _, wide = make(widen, sources[family], tmp_path, 512, 1000)
     config = wide.config
-    assert (wide.width, wide.vocab_size, config.intermediate_size, config.head_dim) == (512, 1000, 320, 64)
+    assert (wide.width, wide.vocab_size, config.intermediate_size, config.head_dim) == (512, 1000, 512, 64)
     assert wide.lm_head.weight.shape == (1000, 512)
     if family == "ouro":
         assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (4, 8, 4)

@@ -123,7 +123,9 @@ def test_logprobs_are_the_oracles_and_end_at_the_stop(client, whole, oracle, sto
 
 def test_prompt_logprobs(client, oracle):
     prompt = prompt_of(20, seed=60)
-    answer = client.generate(prompt, max_new_tokens=9, ignore_eos=True, return_logprob=True, extra={"logprob_start_len": 0})
+    answer = client.generate(
+        prompt, max_new_tokens=9, ignore_eos=True, return_logprob=True, extra={"logprob_start_len": 0}
+    )
     truth = oracle.logprobs(prompt[:1], prompt[1:])
     given = answer.meta_info["input_token_logprobs"]
     assert [token for _, token, *_ in given] == prompt
@@ -162,7 +164,10 @@ def test_requests_with_and_without_logprobs_side_by_side(client, oracle):
 
 
 def test_two_answers_of_one_prompt_are_the_same(server, whole):
-    body = {"input_ids": PROMPT, "sampling_params": {"n": 2, "temperature": 0, "max_new_tokens": 21, "ignore_eos": True}}
+    body = {
+        "input_ids": PROMPT,
+        "sampling_params": {"n": 2, "temperature": 0, "max_new_tokens": 21, "ignore_eos": True},
+    }
     answers = post(server, "/generate", body).json()
     assert [answer["output_ids"] for answer in answers] == [whole[:21]] * 2
 

@@ -131,7 +131,11 @@ def plain_end(whole: list[int], decode, *stops: str) -> tuple[list[int], str, st
 def _fragments(readable: list[str]) -> list[tuple[int, str]]:
     """(position, text): two neighbouring readable tokens, stop strings that span a token boundary."""
     pairs = enumerate(pairwise(readable))
-    return [(place, (first + second)[1:]) for place, (first, second) in pairs if first and second and len(first + second) > 2]
+    return [
+        (place, (first + second)[1:])
+        for place, (first, second) in pairs
+        if first and second and len(first + second) > 2
+    ]
 
 
 def test_stop_string_anywhere_in_a_run(client, whole, readable, decode):
@@ -228,10 +232,7 @@ def test_requests_at_the_context_limit_side_by_side(client, oracle):
     lengths = [longest, longest, longest - 3, longest - 10, 100, 5, longest, 40]
     prompts = [prompt_of(length, seed=40 + i) for i, length in enumerate(lengths)]
     answers = side_by_side(
-        [
-            partial(client.generate, prompt, max_new_tokens=CONTEXT - len(prompt), ignore_eos=True)
-            for prompt in prompts
-        ]
+        [partial(client.generate, prompt, max_new_tokens=CONTEXT - len(prompt), ignore_eos=True) for prompt in prompts]
     )
     for prompt, answer in zip(prompts, answers, strict=True):
         assert oracle.mismatch(prompt, answer.output_ids) is None, f"prompt of {len(prompt)}"
@@ -246,5 +247,7 @@ def test_prompt_beyond_the_context_is_refused(client):
 
 def test_one_token_prompts_side_by_side(client, oracle):
     prompts = [[token] for token in range(100, 108)]
-    for prompt, answer in zip(prompts, client.generate_many(prompts, 8, max_new_tokens=30, ignore_eos=True), strict=True):
+    for prompt, answer in zip(
+        prompts, client.generate_many(prompts, 8, max_new_tokens=30, ignore_eos=True), strict=True
+    ):
         assert oracle.mismatch(prompt, answer.output_ids) is None

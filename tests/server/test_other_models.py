@@ -31,7 +31,11 @@ def test_tokens_are_transformers_own(client, llama, concurrency):
 
 def test_options_that_speculation_refuses_work(client):
     answer = client.generate(
-        prompt_of(9), max_new_tokens=9, ignore_eos=True, temperature=0.8, sampling={"presence_penalty": 0.5, "top_p": 0.9}
+        prompt_of(9),
+        max_new_tokens=9,
+        ignore_eos=True,
+        temperature=0.8,
+        sampling={"presence_penalty": 0.5, "top_p": 0.9},
     )
     assert len(answer.output_ids) == 9
 

@@ -120,9 +120,7 @@ class Events:
             assert len(answer.output_ids) == options["length"]
 
     def streamed(self, options: dict) -> None:
-        answer = self.client.generate(
-            options["prompt"], max_new_tokens=options["length"], ignore_eos=True, stream=True
-        )
+        answer = self.client.generate(options["prompt"], max_new_tokens=options["length"], ignore_eos=True, stream=True)
         assert len(answer.output_ids) == options["length"]
         self.right(options, answer.output_ids)
 
@@ -149,9 +147,7 @@ class Events:
             ignore_eos=True,
             extra={"rid": options["rid"]},
         )
-        answer, _ = side_by_side(
-            [partial(refusal_or, request, "abort"), partial(self.client.abort, options["rid"])]
-        )
+        answer, _ = side_by_side([partial(refusal_or, request, "abort"), partial(self.client.abort, options["rid"])])
         if answer is not None:  # None: aborted while it waited
             self.right(options, answer.output_ids)
 

@@ -11,6 +11,7 @@ FAKE_BLOCK      tokens per streamed event of a speculative server (default 3)
 FAKE_DELAY      seconds per event
 FAKE_EOS        token id that ends an answer unless ignore_eos (default 0)
 FAKE_FAIL       exit at start with this sentence as a ValueError
+FAKE_DIE        stop with this sentence as a RuntimeError at the first request
 FAKE_USED       num_used_tokens reported by /v1/loads
 FAKE_ANSWER_AT  length of the prefix after which the end token is the best one
 """
@@ -110,6 +111,9 @@ class Handler(BaseHTTPRequestHandler):
             return self._reply({"tokens": [byte % VOCABULARY for byte in body["prompt"].encode()]})
         if path == "/abort_request":
             return self._reply("")
+        if path == "/generate" and (sentence := os.environ.get("FAKE_DIE")):
+            print(f"Traceback (most recent call last):\nRuntimeError: {sentence}", flush=True)
+            os._exit(1)
         if path == "/generate":
             self.settings.requests.append(body)
             return self._generate(body)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sglang_trunc.serving.server import Server, StartError
+from sglang_trunc.serving.server import Server, ServerError, StartError
 
 pytestmark = pytest.mark.usefixtures("fake_path")
 
@@ -101,3 +101,10 @@ def test_a_server_that_died_is_not_balanced():
         server._process.kill()
         server._process.wait()
         assert "stopped" in server.pool_problem()
+
+
+def test_a_server_that_dies_under_a_request_says_why():
+    server = fake(FAKE_DIE="KV pool is on fire")
+    with pytest.raises(ServerError, match=r"server broke off \(\w+\): RuntimeError: KV pool is on fire"), server:
+        server.client().generate([1], max_new_tokens=4)
+    server.log_path.unlink()

@@ -100,6 +100,9 @@ def test_options_and_totals_of_a_report():
     assert (found.ticks, found.accept_rate) == (70, 20 / 30)
     assert counters.engine_options(state()) == {"d1": 1, "block_size": 4, "recurrences": 4}
     assert counters.engine_options({"memory_usage": {}}) == {}
+    before, after = counters.engine_counters(state()), counters.engine_counters(state(ticks=140, rounds=20))
+    assert ((after - before).ticks, (after - before).tokens) == (70, 0)
+    assert counters.engine_counters({"memory_usage": {}}) is None
 
 
 def test_the_whole_report_of_one_measurement():
@@ -120,6 +123,6 @@ def test_ticks_per_token_do_not_depend_on_the_batch():
     alone = totals(rounds=10, runs=10, tokens=10, ticks=40)
     four = totals(rounds=10, runs=40, tokens=40, ticks=40)
     assert counters.ticks_per_token(alone) == counters.ticks_per_token(four) == 4.0
-    assert counters.ticks_per_token(totals(**dict())) == pytest.approx(70 / 30)
+    assert counters.ticks_per_token(totals()) == pytest.approx(70 / 30)
     assert counters.ticks_per_token(None) is None
     assert counters.ticks_per_token(totals(tokens=0)) is None
