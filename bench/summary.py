@@ -79,9 +79,10 @@ def median_or_none(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-HEADERS = ("cell", "arm", "tok/s", "x plain", "min-max", "in all", "x plain", "TTFT ms", "accept", "ticks", "equal")
+HEADERS = ("cell", "arm", "tok/s", "ratio", "min-max", "in all", "ratio", "TTFT", "accept", "ticks", "equal")
 LEGEND = (
-    "cell: prompt tokens x requests; tok/s: decoding, all requests together; in all: with prefill; "
+    "cell: prompt tokens x requests; tok/s: decoding, all requests together; ratio: to plain of the same "
+    "round, median, with min-max; in all: with prefill; TTFT: ms to the first token; "
     "accept: tokens a round; ticks: passes of the core a token waits for; equal: texts equal to plain's"
 )
 
@@ -103,7 +104,7 @@ def cells_of(one: Line) -> list[str]:
 
 
 def rich_table(lines: Sequence[Line], title: str) -> Table:
-    table = Table(title=title, caption=LEGEND, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, caption=LEGEND, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for header in HEADERS:
         table.add_column(header, justify="left" if header == "arm" else "right", no_wrap=True)
     before = None

@@ -11,6 +11,7 @@ present, else nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 
@@ -86,3 +87,8 @@ def _register_stubs(reason: str) -> None:
 
     for name in ALGORITHMS:
         SpeculativeAlgorithm.register(name, validate_server_args=refuse)(lambda _args: None)
+    with contextlib.suppress(Exception):
+        # The argument check comes after the model's config was read, which must not fail first.
+        from sglang_trunc.models import configs
+
+        configs.register()

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -18,14 +19,13 @@ from sglang_trunc.serving.server import Server, StartError
 from tests.server.setups import ENVIRONMENT
 
 TRUNC = ("--speculative-algorithm", "trunc", "--skip-server-warmup", "--max-total-tokens", "512")
-# Runs another module as if SGLang had renamed a method that the plugin relies on.
+# Runs the named module as if SGLang had renamed a method that the plugin relies on.
 BROKEN = """
 import runpy, sys
 from sglang.srt.managers.schedule_batch import Req
 del Req.set_finish_with_abort
 if __name__ == "__main__":
-    sys.argv.pop(0)
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=False)
+    runpy.run_module(MODULE, run_name="__main__")
 """
 SEAM = "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort"
 
@@ -60,25 +60,29 @@ def test_checkpoint_with_a_missing_tensor(tiny_checkpoint, tmp_path):
 
 
 @pytest.fixture
-def broken_sglang(tmp_path) -> dict[str, str]:
-    (tmp_path / "broken_sglang.py").write_text(BROKEN)
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+def broken_sglang(tmp_path) -> Callable[[str], dict[str, str]]:
+    """Makes ``broken_sglang`` run a module; the environment in which ``python -m broken_sglang`` works."""
+
+    def run(module: str) -> dict[str, str]:
+        (tmp_path / "broken_sglang.py").write_text(BROKEN.replace("MODULE", repr(module)))
+        return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+    return run
 
 
-def test_renamed_seam_at_launch(tiny_checkpoint, tmp_path, broken_sglang):
-    (tmp_path / "broken_launch.py").write_text(
-        BROKEN.replace("sys.argv.pop(0)", 'sys.argv[0] = "sglang.launch_server"')
-    )
-    said = refusal(tiny_checkpoint("ouro"), module="broken_launch", **broken_sglang)
+def test_renamed_seam_at_launch(tiny_checkpoint, broken_sglang):
+    environment = broken_sglang("sglang.launch_server")
+    said = refusal(tiny_checkpoint("ouro"), module="broken_sglang", **environment)
     assert "sglang-trunc is installed but cannot run here" in said
     assert f"{SEAM}: not found" in said
     assert "pip install 'sglang==0.5.23'" in said
 
 
 def test_renamed_seam_in_doctor(broken_sglang):
+    environment = broken_sglang("sglang_trunc.cli.app")
     done = subprocess.run(
-        [sys.executable, "-m", "broken_sglang", "sglang_trunc.cli.app", "doctor"],
-        env={**os.environ, **ENVIRONMENT, **broken_sglang, "COLUMNS": "400"},
+        [sys.executable, "-m", "broken_sglang", "doctor"],
+        env={**os.environ, **ENVIRONMENT, **environment, "COLUMNS": "400"},
         capture_output=True,
         text=True,
         timeout=600,

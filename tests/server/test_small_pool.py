@@ -1,7 +1,4 @@
-"""A pool of about one and a half requests: retraction, and then everything at once, in a fixed random order.
-
-Pages of 16, so that what a round reserves and gives back is whole pages.
-"""
+"""A pool of about one and a half requests: retraction, and then everything at once, in a fixed random order."""
 
 from __future__ import annotations
 
@@ -17,14 +14,15 @@ from tests.server.setups import Setup, Trunc
 from tests.server.side_by_side import side_by_side
 
 POOL = 320
-SETUP = Setup(
-    "ouro",
-    Trunc(2, 4),
-    page=16,
-    context=512,
-    pool=POOL,
-    environment={"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"},  # no page owned twice, none owned and free
-)
+SMALL = {
+    "context": 512,
+    "pool": POOL,
+    # Admit requests as if each wanted little, so that the pool runs full while they decode.
+    "flags": ("--schedule-conservativeness", "0.05"),
+    "environment": {"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"},  # no page owned twice, none owned and free
+}
+ROWS = (Setup("ouro", Trunc(2, 4), page=1, **SMALL), Setup("ouro-gqa", Trunc(1, 5), page=16, **SMALL))
+pytestmark = pytest.mark.parametrize("served", ROWS, ids=lambda row: row.name, indirect=True)
 
 
 def test_retracted_requests_end_with_the_oracles_tokens(client, oracle):
@@ -50,12 +48,12 @@ def test_retracted_requests_keep_their_logprobs(client, oracle):
 
 
 @pytest.mark.parametrize("length", [1, 100, 250])
-def test_a_request_that_fills_the_pool_alone(client, oracle, length):
-    """Its last rounds find no room for a whole reserve."""
+def test_a_request_that_fills_the_pool_alone(client, served, oracle, length):
+    """Its last rounds find no room for a whole reserve: it must end by its length, as in plain decoding."""
     prompt = prompt_of(length, seed=20)
-    wanted = POOL - length - 4
-    answer = client.generate(prompt, max_new_tokens=wanted, ignore_eos=True)
-    assert answer.finish_reason == {"type": "length", "length": wanted}
+    most = POOL - -(-length // served.page) * served.page - served.page - 1  # what SGLang lets a request have
+    answer = client.generate(prompt, max_new_tokens=served.context - length, ignore_eos=True)
+    assert answer.finish_reason == {"type": "length", "length": most}
     assert oracle.mismatch(prompt, answer.output_ids) is None
 
 
