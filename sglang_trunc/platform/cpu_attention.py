@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sglang_trunc.platform.cpu_attention_cells import FIXED, TILE
 from sglang_trunc.platform.cpu_attention_kernel import KERNEL
-from sglang_trunc.platform.cpu_kernel import float_bits
+from sglang_trunc.platform.cpu_kernel import Scratch, float_bits
 from sglang_trunc.platform.cpu_tiles import SCORE_ROW
 
 GROUP = 32  # most lines (rows times query heads of a key head) that share a pass over K and V
@@ -27,19 +27,7 @@ _WORTH_A_THREAD = 1 << 18  # bytes of K and V: about ten microseconds
 _WORTH_BALANCING = 1 << 26
 
 
-class _Scratch:
-    """The kernel's working memory; grows to the largest call and is kept."""
-
-    def __init__(self):
-        self.memory = torch.empty(0, dtype=torch.uint8)
-
-    def address(self, size: int) -> int:
-        if self.memory.numel() < size + 64:
-            self.memory = torch.empty(size + 64, dtype=torch.uint8)
-        return (self.memory.data_ptr() + 63) // 64 * 64
-
-
-_SCRATCH = _Scratch()
+_SCRATCH = Scratch()
 
 
 def _scratch_size(lines: int, heads: int, dim: int) -> int:

@@ -16,8 +16,6 @@ a row of x is read as 32-bit entries too, so both types share all addressing.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from numba import types
 from numba.core import cgutils
@@ -39,7 +37,7 @@ from sglang_trunc.platform.cpu_emit import (
     step,
     write,
 )
-from sglang_trunc.platform.cpu_kernel import Kernel, next_task, parameter
+from sglang_trunc.platform.cpu_kernel import Kernel, Scratch, next_task, parameter
 from sglang_trunc.platform.cpu_vector import (
     inlined,
     load_i64,
@@ -161,16 +159,19 @@ def _work(block):
 
 
 _KERNEL = Kernel(_work)
+_SUMS = Scratch()
 
 
 def pack(weight: Tensor) -> Tensor:
     """``[N, K]`` to the packed layout, N filled up with zeros."""
     n, k = weight.shape
     panels = -(-n // PANEL)
-    full = weight.new_zeros(panels * PANEL, k)
-    full[:n] = weight
+    full = weight
+    if n % PANEL:
+        full = weight.new_zeros(panels * PANEL, k)
+        full[:n] = weight
     each = 4 // weight.element_size()
-    return full.view(panels, PANEL, k // each, each).transpose(1, 2).contiguous()
+    return full.reshape(panels, PANEL, k // each, each).transpose(1, 2).contiguous()
 
 
 def product(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
@@ -191,7 +192,7 @@ def product(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> Tens
         n,
         count,
         int(x.dtype == torch.bfloat16),
-        _scratch(tasks),
+        _SUMS.address(tasks * _ROW_BLOCK * ENTRY),
     )
     return out
 
@@ -202,12 +203,3 @@ def _tasks(panels: int, count: int, rows: int) -> int:
     # Starting a thread costs as much as reading some 250 KB of weights.
     worth = panels * count * ENTRY * max(1, rows // 8) >> 18
     return 1 if threads == 1 or worth < 2 else min(panels, worth, 4 * threads)
-
-
-@lru_cache(maxsize=64)
-def _sums(tasks: int) -> Tensor:
-    return torch.empty(tasks * _ROW_BLOCK * ENTRY, dtype=torch.uint8)
-
-
-def _scratch(tasks: int) -> int:
-    return _sums(tasks).data_ptr()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
+import threading
 from array import array
 from collections.abc import Callable
 from functools import lru_cache
@@ -80,6 +81,19 @@ def parameter(block, index):
 def float_bits(value: float) -> int:
     """A float32 as an integer parameter."""
     return struct.unpack("<i", struct.pack("<f", value))[0]
+
+
+class Scratch(threading.local):
+    """Working memory of a kernel; grows to the largest call, is kept, and is each calling thread's own."""
+
+    def __init__(self):
+        self.memory = torch.empty(0, dtype=torch.uint8)
+
+    def address(self, size: int) -> int:
+        """Of at least ``size`` bytes, on a cache line; valid until the next call."""
+        if self.memory.numel() < size + 64:
+            self.memory = torch.empty(size + 64, dtype=torch.uint8)
+        return (self.memory.data_ptr() + 63) // 64 * 64
 
 
 class Kernel:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from sglang.srt.layers.linear import LinearBase
 from torch import Tensor, nn
 
@@ -30,6 +31,10 @@ class PackedLinearMethod:
         if bias is not None:
             raise NotImplementedError("packed linear layers have no bias")
         return self.packed(x)
+
+    def embedding(self, layer: Any, token_ids: Tensor) -> Tensor:
+        """For a head that is the embedding as well; its weight is kept."""
+        return F.embedding(token_ids, layer.weight)
 
 
 def prepare_model(model: nn.Module) -> None:

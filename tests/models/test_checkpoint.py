@@ -150,9 +150,7 @@ def test_missing_tensors_are_named_five_at_most():
     manifest = ouro_manifest(OURO)
     weights = make_weights(manifest)
     del weights["model.layers.1.self_attn.k_proj.weight"]
-    assert "1 missing: model.layers.1.self_attn.k_proj.weight." in fault(
-        make_params(manifest), weights, manifest
-    )
+    assert "1 missing: model.layers.1.self_attn.k_proj.weight." in fault(make_params(manifest), weights, manifest)
     kept = {name: tensor for name, tensor in weights.items() if "layers.0" not in name}
     message = fault(make_params(manifest), kept, manifest)
     assert "12 missing: " in message

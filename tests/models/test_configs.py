@@ -105,9 +105,7 @@ def test_tinyllama_uses_rope_theta_and_not_the_left_over_rope_base(folder):
 
 
 def test_common_spellings_reach_the_own_names():
-    config = RavenConfig(
-        num_attention_heads=4, hidden_size=64, num_hidden_layers=8, tie_word_embeddings=False
-    )
+    config = RavenConfig(num_attention_heads=4, hidden_size=64, num_hidden_layers=8, tie_word_embeddings=False)
     assert (config.n_heads, config.n_embd, config.n_layers, config.tie_embeddings) == (4, 64, 8, False)
     assert (config.head_dim, config.num_key_value_heads) == (16, 4)
     assert RavenConfig(tie_embeddings=False, tie_word_embeddings=True).tie_word_embeddings is False

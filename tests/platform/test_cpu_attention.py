@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor
@@ -146,3 +148,17 @@ def test_peaked_and_far_apart_scores(scale):
     case = Case(4, 2, 64, F32)
     case.q *= scale
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=3e-5, atol=3e-5)
+
+
+def test_no_rows():
+    case = Case(16, 16, 64, BF16)
+    assert case.run(torch.tensor([], dtype=torch.int64)).shape == (0, 1024)
+
+
+def test_two_callers_at_once():
+    """Working memory is each calling thread's own."""
+    cases = [Case(*shape, BF16, BF16) for shape in ((16, 16, 64), (4, 4, 128))]
+    expected = [case.run() for case in cases]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda case: case.run(), cases * 20))
+    assert all(torch.equal(result, expected[i % 2]) for i, result in enumerate(results))

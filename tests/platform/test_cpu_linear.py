@@ -77,3 +77,7 @@ def test_what_cannot_be_packed_is_refused():
         PackedLinear(torch.zeros(2, 3, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="float32"):
         PackedLinear(torch.zeros(2, 4, dtype=torch.bfloat16))(torch.zeros(1, 4))
+
+
+def test_no_rows():
+    assert PackedLinear(torch.randn(40, 64).bfloat16())(torch.empty(0, 64).bfloat16()).shape == (0, 40)

@@ -26,12 +26,12 @@ ROWS = (
     Setup("ouro-gqa", None, page=16, chunk=16, radix=False, overlap=False),
     Setup("ouro-gqa", Trunc(2, 5), page=1, chunk=-1),
     Setup("huginn", None, page=1, chunk=-1, radix=False),
-    Setup("huginn", Trunc(3, 6, 0.3), page=16, chunk=16, overlap=False),
+    Setup("huginn", Trunc(3, 6, 0.025), page=16, chunk=16, overlap=False),
     Setup("retro-llama", None, page=16, chunk=-1, overlap=False),
     Setup("retro-llama", Trunc(8, 2), page=1, chunk=7, radix=False),
     Setup("retro-llama", Trunc(5, 1), page=16, chunk=16),
     Setup("retro-olmo2", None, page=16, chunk=16, radix=False, checkpoint=OLMO),
-    Setup("retro-olmo2", Trunc(2, 8, 0.1), page=1, chunk=-1, overlap=False, checkpoint=OLMO),
+    Setup("retro-olmo2", Trunc(2, 8, 0.018), page=1, chunk=-1, overlap=False, checkpoint=OLMO),
 )
 pytestmark = pytest.mark.parametrize("served", ROWS, ids=lambda row: row.name, indirect=True)
 

@@ -17,9 +17,11 @@ POOL = 320
 SMALL = {
     "context": 512,
     "pool": POOL,
-    # Admit requests as if each wanted little, so that the pool runs full while they decode.
-    "flags": ("--schedule-conservativeness", "0.05"),
-    "environment": {"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"},  # no page owned twice, none owned and free
+    "environment": {
+        # Admit requests as if each wanted 16 tokens, so that the pool runs full while they decode.
+        "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16",
+        "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",  # no page owned twice, none owned and free
+    },
 }
 ROWS = (Setup("ouro", Trunc(2, 4), page=1, **SMALL), Setup("ouro-gqa", Trunc(1, 5), page=16, **SMALL))
 pytestmark = pytest.mark.parametrize("served", ROWS, ids=lambda row: row.name, indirect=True)
