@@ -77,7 +77,6 @@ TABLE: tuple[Seam, ...] = (
     Seam(_POOL + "._create_buffers_normal", "override", ("self",)),
     Seam(_POOL + "._init_kv_copy_and_warmup", "override", ("self",)),
     Seam("mem_cache.kv_cache_configurator.KVCacheConfigurator._resolve_kv_pool_class", "hook", ("kind", "default")),
-    Seam("model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size", "hook", ("kvc", "num_layers")),
     Seam("mem_cache.allocation_sizing.get_req_to_token_extra_context_len", "hook"),
     Seam("mem_cache.allocation_sizing.page_aligned_decode_alloc_lens", "hook", ("reqs", "reserve", "page_size")),
     Seam(

@@ -18,11 +18,6 @@ HOOKS = (
         HookType.AROUND,
     ),
     (
-        _SRT + "model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size",
-        kv_pool.cell_size,
-        HookType.AFTER,
-    ),
-    (
         _SRT + "mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
         slots.extra_context_len,
         HookType.AFTER,

@@ -14,16 +14,15 @@ models only.
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.runtime_context import get_exec
 from torch import Tensor
 
 from sglang_trunc.models.layer_ids import PARTS, LoopShape, Part
-from sglang_trunc.platform.names import ATTENTION_BACKEND
 
 POISON_ENV = "SGLANG_TRUNC_POISON_KV"
 
@@ -35,10 +34,6 @@ class LoopedKVPool(MHATokenToKVPool):
     """
 
     shape: LoopShape
-    row_dtype: torch.dtype | None = None  # container type of the rows; None: the pool's own dtype
-
-    def __init__(self, size: int, *, dtype: torch.dtype, **kwargs):
-        super().__init__(size, dtype=self.row_dtype or dtype, **kwargs)
 
     @property
     def rows_per_step(self) -> int:
@@ -89,9 +84,10 @@ class LoopedKVPool(MHATokenToKVPool):
 
     def _allocate(self, rows: int, head_dim: int) -> Tensor:
         shape = (rows, self.head_num, head_dim)
-        if torch.device(self.device).type == "cpu" and self.store_dtype is torch.float32:
+        if torch.device(self.device).type == "cpu":
             # calloc maps pages on first use: a server that never fills its pool never pays for it.
-            buffer = torch.from_numpy(np.zeros(shape, dtype=np.float32))
+            memory = np.zeros(math.prod(shape) * self.store_dtype.itemsize, dtype=np.uint8)
+            buffer = torch.from_numpy(memory).view(self.store_dtype).view(shape)
         else:
             buffer = torch.zeros(shape, dtype=self.store_dtype, device=self.device)
         if os.environ.get(POISON_ENV) == "1":
@@ -112,9 +108,9 @@ def _poison(by_step: Tensor, page_size: int) -> None:
     by_step[:, page_size:] = float("nan")
 
 
-def pool_class_for(shape: LoopShape, row_dtype: torch.dtype | None) -> type[LoopedKVPool]:
-    """The pool class of one model on one platform."""
-    return type("LoopedKVPool", (LoopedKVPool,), {"shape": shape, "row_dtype": row_dtype})
+def pool_class_for(shape: LoopShape) -> type[LoopedKVPool]:
+    """The pool class of one model."""
+    return type("LoopedKVPool", (LoopedKVPool,), {"shape": shape})
 
 
 def resolve_pool_class(original, self, *, kind: str, default: type) -> type:
@@ -128,18 +124,4 @@ def resolve_pool_class(original, self, *, kind: str, default: type) -> type:
             f"KV pool {chosen.__name__} is not supported for looped models; "
             "switch off the page-major layout, KV sharding or unified memory option that selects it."
         )
-    return pool_class_for(shape, torch.float32 if _float32_rows() else None)
-
-
-def _float32_rows() -> bool:
-    """The GPU-less platform's kernel reads float32 rows whatever the model's dtype."""
-    return get_exec().kernel.attention_backend == ATTENTION_BACKEND
-
-
-def cell_size(result: int, self, kvc, num_layers: int) -> int:
-    """Hook after ``DefaultPoolConfigurator._compute_cell_size``: bytes a token of float32 rows on the CPU."""
-    if getattr(kvc.model_config.hf_config, "loop_shape", None) is None:
-        return result
-    if not _float32_rows():
-        return result
-    return result * torch.float32.itemsize // kvc.kv_cache_dtype.itemsize
+    return pool_class_for(shape)

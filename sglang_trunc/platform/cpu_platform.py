@@ -3,7 +3,7 @@
 Stock SGLang 0.5.23 has no working server on a plain CPU: its own CPU engine needs compiled kernels that the
 wheel lacks. This platform supplies what is missing, from torch, numba and the standard library alone: a
 device description, defaults that make ``launch_server --model-path M`` work as it stands, an attention
-backend over float32 rows (``lane_backend``), prepacked linear layers and fused elementwise operations.
+backend over independent rows (``lane_backend``), prepacked linear layers and fused elementwise operations.
 
 Chosen by ``plugin.activate_platform`` only where no accelerator is present. It is the reference platform of
 the project as well: every row of every product gets the same bits whatever the other rows are, so plain

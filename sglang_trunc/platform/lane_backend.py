@@ -34,7 +34,7 @@ class RowPlan(NamedTuple):
 
 
 class CpuLaneBackend(AttentionBackend):
-    """Prefill and decode as independent rows over float32 K/V."""
+    """Prefill and decode as independent rows."""
 
     needs_cpu_seq_lens = False
 

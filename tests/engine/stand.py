@@ -24,7 +24,7 @@ class Stand:
         config = model.config
         size = -(-requests * context // page) * page
         self.model = model
-        self.pool = pool_class_for(model.shape, torch.float32)(
+        self.pool = pool_class_for(model.shape)(
             size,
             page_size=page,
             dtype=torch.float32,

@@ -8,10 +8,8 @@ import pytest
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-from sglang_trunc.engine import kv_pool
-from sglang_trunc.engine.kv_pool import POISON_ENV, LoopedKVPool, cell_size, pool_class_for, resolve_pool_class
+from sglang_trunc.engine.kv_pool import POISON_ENV, LoopedKVPool, pool_class_for, resolve_pool_class
 from sglang_trunc.models.layer_ids import LoopShape
-from sglang_trunc.platform.names import ATTENTION_BACKEND
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
 SHAPE = LoopShape(prelude=2, core=3, coda=1, recurrences=4)
@@ -28,7 +26,7 @@ def make(shape: LoopShape = SHAPE, size: int = 40, page: int = 1, dtype=torch.fl
         "device": "cpu",
         "enable_memory_saver": False,
     }
-    return pool_class_for(shape, None)(size, **{**options, **changes})
+    return pool_class_for(shape)(size, **{**options, **changes})
 
 
 @pytest.mark.parametrize(("size", "page"), [(40, 1), (48, 16)])
@@ -134,16 +132,3 @@ def test_a_pool_chosen_by_another_option_is_refused_by_name():
 
     with pytest.raises(ValueError, match="KV pool PagedPool is not supported for looped models"):
         resolve(SHAPE, chosen=PagedPool)
-
-
-@pytest.mark.parametrize(("float32_rows", "bytes_a_token"), [(True, 200), (False, 100)])
-def test_a_tokens_bytes_follow_the_rows_dtype(monkeypatch, float32_rows, bytes_a_token):
-    monkeypatch.setattr(kv_pool, "_float32_rows", lambda: float32_rows)
-    assert cell_size(100, None, configurator(SHAPE), 15) == bytes_a_token  # bf16 model
-    assert cell_size(100, None, configurator(None), 15) == 100
-
-
-def test_float32_rows_on_the_gpu_less_platform_only(sglang_context):
-    with sglang_context.get_exec().kernel.override(attention_backend="triton"):
-        assert not kv_pool._float32_rows()
-    assert kv_pool._float32_rows() == (sglang_context.get_exec().kernel.attention_backend == ATTENTION_BACKEND)

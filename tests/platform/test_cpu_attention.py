@@ -93,15 +93,11 @@ def test_bits_do_not_depend_on_company(shape, types):
 @pytest.mark.parametrize("shape", [(16, 16, 64), (10, 1, 80), (2, 1, 256)])
 @pytest.mark.parametrize("types", TYPES)
 def test_bits_do_not_depend_on_threads(shape, types):
-    case, threads = Case(*shape, *types), torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2, 3, 5):
-            torch.set_num_threads(count)
-            results.append(case.run())
-            results.append(case.run(torch.arange(8)))
-    finally:
+    case, results = Case(*shape, *types), []
+    for threads in (1, 2, 3, 5):
         torch.set_num_threads(threads)
+        results.append(case.run())
+        results.append(case.run(torch.arange(8)))
     assert all(torch.equal(result, results[0][: len(result)]) for result in results)
 
 
