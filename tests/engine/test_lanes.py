@@ -32,17 +32,16 @@ def reference_of(tiny_checkpoint):
 
 def pairs(depth: int) -> list[tuple[int, int]]:
     """(d1, block): every draft depth and every block size from 1 to 8, each at least once."""
-    return [(1 + i % depth, 1 + i % 8 if depth != 8 else 1 + (i + i // 8) % 8) for i in range(max(depth, 8))]
+    return [(1 + i % depth, 1 + 3 * i % 8) for i in range(8)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("attention", ["cpu", "torch"])
+@pytest.mark.parametrize(("family", "attention"), [*((family, "cpu") for family in FAMILIES), ("ouro-gqa", "torch")])
 def test_tokens_equal_the_reference_at_every_depth_and_block_size(make_stand, reference_of, family, attention):
     reference = reference_of(family)
     for d1, block in pairs(DEPTH[family]) + [(DEPTH[family], 8), (1, 8)]:
         stand = make_stand(family, CHECKPOINT[family], width=block, requests=3, attention=attention)
         options = TruncOptions(d1=d1, block_size=block, draft_threshold=0.018 if d1 % 2 else 0.0)
-        outputs = stand.decode(PROMPTS, 16, options)
+        outputs = stand.decode(PROMPTS, 12, options)
         for prompt, output in zip(PROMPTS, outputs, strict=True):
             assert teacher_forced_check(reference, prompt, output) is None, f"d1 {d1}, block {block}"
         counters = stand.counters
