@@ -85,7 +85,10 @@ def hooked():
     tokenizers_module.register()
     tokenizers_module.register()
     HookRegistry.apply_hooks()
-    return HookRegistry
+    with pytest.MonkeyPatch.context() as patch:
+        # Another test of this process may have published launch arguments; here nothing is launched.
+        patch.setattr(tokenizers_module, "_launched", lambda *_: None)
+        yield HookRegistry
 
 
 # Facts from files
