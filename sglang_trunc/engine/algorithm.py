@@ -1,9 +1,8 @@
 """TRUNC as SGLang sees it: a registered algorithm, its launch checks and the arguments it fills in.
 
 ``validate`` runs in the launching process only, on a stand-in for ``ServerArgs`` that records assignments to
-known fields. Whatever the engine cannot do exactly is refused here, by the flag's name, in one sentence; what
-a request asks
-for is checked in ``admission``.
+known fields. Whatever the engine cannot do exactly is refused here, by the flag's name, in one sentence; what a
+request asks for is checked in ``admission``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from tests.engine.stand import Stand
 @pytest.fixture(scope="session")
 def sglang_context(tiny_checkpoint, tmp_path_factory):
     """Plugins loaded, arguments published, a gloo group of one: what a scheduler process has before its model."""
-    # A session that also starts servers must not hand them what the plugin sets for children of this process.
     before = dict(os.environ)
     from sglang.srt import runtime_context
     from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
@@ -31,12 +30,13 @@ def sglang_context(tiny_checkpoint, tmp_path_factory):
         world_size=1, rank=0, local_rank=0, distributed_init_method=f"file://{rendezvous}", backend="gloo"
     )
     initialize_model_parallel()
+    # What this process set for children of its own must not reach the servers that other tests start.
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield runtime_context
     torch.set_num_threads(threads)
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
 
 
 @pytest.fixture(scope="session")

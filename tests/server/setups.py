@@ -86,6 +86,6 @@ class Setup:
 
 
 # Drafts at full depth are all accepted: every run is a whole block.
-LONG_RUNS = Setup("ouro", Trunc(4, 8), context=256)
+LONG_RUNS = Setup("ouro", Trunc(4, 16), context=256)
 PROMPT = prompt_of(12, seed=5)
 WHOLE = 64  # tokens of the known continuation of PROMPT, see the fixture ``whole``

@@ -1,6 +1,6 @@
 """What a client is told: streams, aborts, log-probabilities, several answers, the OpenAI routes.
 
-Every run is a whole block of 8 accepted tokens, so events and rows come in batches.
+Every run is a whole block of accepted tokens, so events and rows come in batches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where an answer ends: stops, caps and limits inside runs of accepted tokens.
 
-Drafts are made at full depth, so every run is a whole block of 8 and most stops fall inside one. The truth is the
+Drafts are made at full depth, so every run is a whole block and most stops fall inside one. The truth is the
 oracle's continuation, cut where plain decoding would end.
 """
 
@@ -82,7 +82,7 @@ def test_end_tokens_wherever_they_come(client, oracle):
         else:
             assert len(ids) == allowed
             assert answer.finish_reason == {"type": "length", "length": allowed}
-    inside = [place for place in ends if place % BLOCK]  # the prefill's token is 0, a run ends at 8, 16, ...
+    inside = [place for place in ends if place % BLOCK]  # the prefill's token is 0, runs end at the block's multiples
     assert len(inside) >= 3, f"only {sorted(ends)}: more prompts are needed"
     for place in inside[:3]:
         prompt, ids = ends[place]
