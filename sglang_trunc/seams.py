@@ -84,6 +84,8 @@ TABLE: tuple[Seam, ...] = (
         "hook",
         ("requests", "page_size"),
     ),
+    Seam("mem_cache.memory_pool.ReqToTokenPool.free", "hook", ("req",)),
+    Seam(_WORKER + ".clear_cache_pool", "override", ("self",)),
     Seam("mem_cache.allocation_sizing.get_alloc_reserve_per_decode", "call"),
     Seam("mem_cache.allocation_sizing.get_alloc_page_size", "call"),
     Seam(

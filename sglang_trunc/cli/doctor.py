@@ -2,7 +2,7 @@
 
 Prints the versions found beside the ones needed, the SGLang names this package relies on (``seams``), the
 device and platform, whether the plugin is installed into SGLang, and with ``--model-path`` the resolved
-options of that model with the source of each.
+options of that model for every algorithm, with the source of each.
 
 Exit code 1 when something is broken; each broken row says what and how to repair it. Every check is a
 ``Row`` and none may raise: a broken installation is what this command is for.
@@ -48,7 +48,7 @@ def run(model_path: str | None, console: Console, all_seams: bool = False) -> in
         sentence = f"{row.part}: {row.found}. {row.remedy}".strip()
         console.print(sentence, style="red", markup=False, soft_wrap=True)
     if not broken:
-        console.print("Everything holds: --speculative-algorithm trunc can be used.", style="green")
+        console.print("Everything holds.", style="green")
     return 1 if broken else 0
 
 
@@ -116,23 +116,25 @@ def device() -> Iterator[Row]:
 
 
 def algorithm() -> Iterator[Row]:
-    """Whether loading SGLang's plugins registers the algorithm, as a server would."""
+    """Whether loading SGLang's plugins registers the algorithms, as a server would."""
     from sglang.srt.plugins import load_plugins
     from sglang.srt.speculative import spec_registry
 
+    from sglang_trunc.engine.names import ALGORITHMS
+
     load_plugins()
-    spec = spec_registry.get_spec("TRUNC")
-    # A plugin that failed registers a stub of SGLang's own class (see plugin.py).
-    works = spec is not None and type(spec).__module__.startswith("sglang_trunc.")
     remedy = "The broken rows above say why; `python -m sglang.launch_server` logs the same reason."
-    yield Row("--speculative-algorithm trunc", works, "registered" if works else "not available", remedy)
+    for name in ALGORITHMS:
+        spec = spec_registry.get_spec(name)
+        # A plugin that failed registers a stub of SGLang's own class (see plugin.py).
+        works = spec is not None and type(spec).__module__.startswith("sglang_trunc.")
+        yield Row(f"--speculative-algorithm {name.lower()}", works, "registered" if works else "not available", remedy)
 
 
 def model(model_path: str) -> Iterator[Row]:
     """What would run for this checkpoint."""
     from sglang.srt.utils.hf_transformers_utils import get_config
 
-    from sglang_trunc.engine.options import resolve
     from sglang_trunc.models import configs
 
     configs.register()
@@ -146,9 +148,31 @@ def model(model_path: str) -> Iterator[Row]:
         )
         return
     yield Row("model", True, f"{config.architectures[0]}, {config.recurrences} recurrences")
-    resolved = resolve(config)
-    for name, source in resolved.sources.items():
-        yield Row(f"option {name}", True, f"{getattr(resolved.options, name)} ({source})")
+    yield from options(config)
+
+
+def options(config) -> Iterator[Row]:
+    """What each algorithm would run with.
+
+    One that cannot be launched is no fault as long as another can: the model may be too shallow for it, or a variable
+    be meant for the other.
+    """
+    from sglang_trunc.core.options import OPTIONS, OptionError
+    from sglang_trunc.engine.options import resolve
+
+    rows: list[Row] = []
+    refused: dict[str, str] = {}
+    for name in OPTIONS:
+        try:
+            resolved = resolve(config, name)
+        except OptionError as problem:
+            refused[name] = str(problem).removesuffix(".")
+            continue
+        for option, source in resolved.sources.items():
+            rows.append(Row(f"option {name} {option}", True, f"{getattr(resolved.options, option)} ({source})"))
+    yield from rows
+    for name, sentence in refused.items():
+        yield Row(f"options of {name}", bool(rows), f"refused: {sentence}")
 
 
 def table(rows: Iterable[Row], all_seams: bool) -> Table:

@@ -1,38 +1,72 @@
-"""Options of the speculative schedules: where a value comes from and what is accepted.
+"""Options of the speculative algorithms: which there are and what each accepts.
 
-Each field of `TruncOptions` is documented once, in its metadata; `options_table` renders the README's table
-from that. Sources, first hit wins, field by field:
+Each field is documented once, in its metadata; `options_table` renders the README's table from that. Where a
+value comes from is `core.resolve`'s business. Whatever cannot be used is refused with one sentence that names
+the field, the value, its source and what is accepted.
 
-    environment       SGLANG_TRUNC_D1=2
-    launch override   --json-model-override-args '{"trunc": {"d1": 2}}'
-    preset            a file of configs/ whose "match" fits the model
-    default           computed from the model's number of recurrences R
-
-Whatever cannot be used is refused with one sentence that names the field, the value, its source and what is
-accepted: values out of range, keys nobody knows, and SGLANG_TRUNC_ variables nobody reads. Runs once at
-launch, in the launching process; workers receive the frozen result or resolve the same inputs again.
+What an option accepts may depend on R and on the options before it in its class (d2 on d1), so these are
+always checked in that order.
 """
 
-import json
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
-from importlib import resources
-from importlib.resources.abc import Traversable
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 ENV_PREFIX = "SGLANG_TRUNC_"
 OVERRIDE_KEY = "trunc"
-PRESET_KEYS = ("model", "match", "trunc", "notes")
+LISTED_IN_FULL = 16  # numbers in a refusal
+
+Chosen = Mapping[str, Any]  # the options that are settled already, by name
 
 
 class OptionError(ValueError):
     """A value or key that cannot be used; the text is one sentence for the person who launched."""
 
 
-def _option(doc: str, low: float, high: float | None, default: Callable[[int], float]) -> Any:
-    # high None stands for R. No dataclass default: every value passes through resolve_options.
-    return field(metadata={"doc": doc, "low": low, "high": high, "default": default})
+# What an option may be. `documented` is for the README, where R is unknown; `named` completes "must be ...".
+
+
+class Between(NamedTuple):
+    kind: type[int] | type[float]
+    low: float
+    high: float | None  # None: R
+
+    @property
+    def documented(self) -> str:
+        return self._named("R" if self.high is None else f"{self.high:g}")
+
+    def named(self, recurrences: int, chosen: Chosen) -> str:
+        return self._named(f"{recurrences if self.high is None else self.high:g}")
+
+    def _named(self, high: str) -> str:
+        return f"{'an integer' if self.kind is int else 'a number'} from {self.low:g} to {high}"
+
+    def holds(self, value: float, recurrences: int, chosen: Chosen) -> bool:
+        return self.low <= value <= (recurrences if self.high is None else self.high)
+
+
+class OneOf(NamedTuple):
+    documented: str
+    sentence: str  # template: {R} and the options before this one
+    choices: Callable[[int, Chosen], Sequence[int]]  # ascending, never empty
+
+    def named(self, recurrences: int, chosen: Chosen) -> str:
+        numbers = [str(number) for number in self.choices(recurrences, chosen)]
+        if len(numbers) > LISTED_IN_FULL:
+            numbers = [*numbers[:3], "...", numbers[-1]]
+        return f"{self.sentence.format(R=recurrences, **chosen)}: {', '.join(numbers)}"
+
+    def holds(self, value: float, recurrences: int, chosen: Chosen) -> bool:
+        return value in self.choices(recurrences, chosen)
+
+
+def _option(doc: str, rule: Between | OneOf, default: Callable[[int, Chosen], float]) -> Any:
+    # No dataclass default: every value passes through resolve_options.
+    return field(metadata={"doc": doc, "rule": rule, "default": default})
+
+
+# Depths
 
 
 def default_draft_depth(recurrences: int) -> int:
@@ -40,190 +74,200 @@ def default_draft_depth(recurrences: int) -> int:
     return recurrences // 8 if recurrences >= 16 else max(1, recurrences // 4)
 
 
+def _divisors(recurrences: int, least_cycles: int) -> list[int]:
+    """Depths that divide R into at least so many cycles."""
+    return [depth for depth in range(1, recurrences // least_cycles + 1) if recurrences % depth == 0]
+
+
+def _largest_up_to(wanted: int, choices: Sequence[int]) -> int:
+    return max(choice for choice in choices if choice <= wanted)
+
+
+def _d1(rule: Between | OneOf, default: Callable[[int, Chosen], int]) -> Any:
+    return _option("depth (recurrences done) at which drafts are read out", rule, default)
+
+
+def _pipelined_d1(documented: str, sentence: str, least_cycles: int) -> Any:
+    return _d1(
+        OneOf(documented, sentence, lambda r, _: _divisors(r, least_cycles)),
+        lambda r, _: _largest_up_to(default_draft_depth(r), _divisors(r, least_cycles)),
+    )
+
+
+def _second_depths(recurrences: int, chosen: Chosen) -> Sequence[int]:
+    return range(2 * chosen["d1"], recurrences, chosen["d1"])
+
+
+def _default_d2(recurrences: int, chosen: Chosen) -> int:
+    wanted = chosen["d1"] * (2 if recurrences < 16 else 4)
+    return _largest_up_to(wanted, _second_depths(recurrences, chosen))
+
+
+# The algorithms
+
+
 @dataclass(frozen=True)
-class TruncOptions:
-    d1: int = _option("depth (recurrences done) at which drafts are read out", 1, None, default_draft_depth)
+class Options:
+    """What all algorithms have in common."""
+
+    algorithm: ClassVar[str]  # as SGLang spells it
+    least_recurrences: ClassVar[int] = 1
+    why: ClassVar[str] = ""  # a model of fewer cannot be served
+
+    def check(self, recurrences: int) -> None:
+        """Refuse values that do not fit R or each other."""
+        self.check_recurrences(recurrences)
+        chosen: dict[str, Any] = {}
+        for spec in fields(self):
+            chosen[spec.name] = checked(spec, getattr(self, spec.name), "the caller", recurrences, chosen)
+
+    @classmethod
+    def check_recurrences(cls, recurrences: int) -> None:
+        if recurrences < cls.least_recurrences:
+            raise OptionError(
+                f"R is {recurrences}, but {cls.algorithm} needs at least {cls.least_recurrences}: {cls.why}."
+            )
+
+
+@dataclass(frozen=True)
+class TruncOptions(Options):
+    algorithm: ClassVar[str] = "TRUNC"
+
+    d1: int = _d1(Between(int, 1, None), lambda r, _: default_draft_depth(r))
     block_size: int = _option(
         "tokens verified together in a round, the bonus token included; 1 is plain decoding",
-        1,
-        64,
-        lambda r: 4,
+        Between(int, 1, 64),
+        lambda r, _: 4,
     )
     draft_threshold: float = _option(
         "drafting of a block stops when the draft's probability at d1 falls below this; 0 never stops it",
-        0.0,
-        1.0,
-        lambda r: 0.0,
+        Between(float, 0, 1),
+        lambda r, _: 0.0,
     )
 
-    def check(self, recurrences: int) -> None:
-        for spec in fields(self):
-            _checked(spec, getattr(self, spec.name), "the caller", recurrences)
+
+def _max_width() -> Any:
+    return _option(
+        "rows of one tick, all requests together; the tree is cut to it, every request keeps at least its oldest lane",
+        Between(int, 1, 256),
+        lambda r, _: 8,
+    )
 
 
-class ModelShape(NamedTuple):
-    """What a preset's "match" may name; `layers` counts physical layers, `recurrences` is R as launched."""
-
-    architecture: str
-    hidden_size: int
-    layers: int
-    recurrences: int
-    vocab_size: int
-    kv_heads: int
-
-    @classmethod
-    def of(cls, hf_config: Any) -> "ModelShape":
-        return cls(
-            architecture=hf_config.architectures[0],
-            hidden_size=hf_config.hidden_size,
-            layers=hf_config.num_hidden_layers,
-            recurrences=hf_config.recurrences,
-            vocab_size=hf_config.vocab_size,
-            kv_heads=hf_config.num_key_value_heads,
-        )
+def _min_survival() -> Any:
+    return _option(
+        "a lane whose estimated chance to be kept is below this is not started, or dropped",
+        Between(float, 0, 1),
+        lambda r, _: 0.05,
+    )
 
 
-class Preset(NamedTuple):
-    name: str  # file name, for messages
-    match: Mapping[str, Any]  # field of ModelShape -> value
-    values: Mapping[str, Any]  # field of TruncOptions -> value
+@dataclass(frozen=True)
+class SingleOptions(Options):
+    algorithm: ClassVar[str] = "LOOPSPEC_SINGLE"
+    least_recurrences: ClassVar[int] = 2
+    why: ClassVar[str] = "a looped model with one recurrence has no early depth"
+
+    d1: int = _pipelined_d1("a divisor of R below it", "a divisor of R = {R} below it", 2)
+    max_width: int = _max_width()
+    min_survival: float = _min_survival()
 
 
-class Resolved(NamedTuple):
-    options: TruncOptions
-    sources: Mapping[str, str]  # field -> where its value came from, for `doctor` and the log
+@dataclass(frozen=True)
+class DualOptions(Options):
+    algorithm: ClassVar[str] = "LOOPSPEC_DUAL"
+    least_recurrences: ClassVar[int] = 3
+    why: ClassVar[str] = "d2 must be a multiple of d1 between d1 and R, which for R = 3 are d1 = 1 and d2 = 2"
+
+    # R / 2 divides R, too, but leaves no multiple of itself for d2.
+    d1: int = _pipelined_d1(
+        "a divisor of R below R / 2", "a divisor of R = {R} below R / 2, so that d2 fits between d1 and R", 3
+    )
+    d2: int = _option(
+        "second depth at which drafts are read out, where they are confirmed or contested",
+        OneOf("a multiple of d1 between d1 and R", "a multiple of d1 = {d1} between d1 and R = {R}", _second_depths),
+        _default_d2,
+    )
+    max_width: int = _max_width()
+    min_survival: float = _min_survival()
 
 
-def resolve_options(
-    shape: ModelShape,
-    override: Mapping[str, Any] | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    presets: Sequence[Preset] | None = None,
-    other_env: Collection[str] = (),
-) -> Resolved:
-    """`override` is "trunc" of the launch override; `other_env` names further known variables."""
-    environ = os.environ if environ is None else environ
-    override = {} if override is None else override
-    _refuse_unknown_env(environ, other_env)
-    if not isinstance(override, Mapping):
-        raise OptionError(f"{OVERRIDE_KEY} of --json-model-override-args is {override!r}, but must be an object.")
-    _refuse_unknown_keys(override, f"{OVERRIDE_KEY} of --json-model-override-args")
-    preset = find_preset(shape, load_presets() if presets is None else presets)
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for spec in fields(TruncOptions):
-        raw, source = _first_source(spec, shape, override, environ, preset)
-        values[spec.name] = _checked(spec, raw, source, shape.recurrences)
-        sources[spec.name] = source
-    return Resolved(TruncOptions(**values), sources)
+OPTIONS: Mapping[str, type[Options]] = MappingProxyType(
+    {kind.algorithm: kind for kind in (TruncOptions, SingleOptions, DualOptions)}
+)
 
 
-def _first_source(
-    spec: "Field[Any]",
-    shape: ModelShape,
-    override: Mapping[str, Any],
-    environ: Mapping[str, str],
-    preset: Preset | None,
-) -> tuple[Any, str]:
-    variable = env_name(spec.name)
-    if variable in environ:
-        return _from_text(spec, environ[variable]), f"environment variable {variable}"
-    if spec.name in override:
-        return override[spec.name], "--json-model-override-args"
-    if preset is not None and spec.name in preset.values:
-        return preset.values[spec.name], f"preset {preset.name}"
-    return spec.metadata["default"](shape.recurrences), f"default for {shape.recurrences} recurrences"
+# Names and values
+
+
+def names_of(algorithm: str) -> list[str]:
+    return [spec.name for spec in fields(OPTIONS[algorithm])]
+
+
+def algorithms_with(option: str) -> list[str]:
+    return [algorithm for algorithm in OPTIONS if option in names_of(algorithm)]
 
 
 def env_name(option: str) -> str:
     return ENV_PREFIX + option.upper()
 
 
-def _from_text(spec: "Field[Any]", text: str) -> Any:
-    """The number in an environment variable; other text stays as it is, for the range check to refuse."""
-    try:
-        return spec.type(text)  # type: ignore[operator]
-    except ValueError:
-        return text
-
-
-def _checked(spec: "Field[Any]", value: Any, source: str, recurrences: int) -> Any:
-    low, high = spec.metadata["low"], spec.metadata["high"]
-    high = recurrences if high is None else high
+def checked(spec: "Field[Any]", value: Any, source: str, recurrences: int, chosen: Chosen) -> Any:
+    """The value in its option's type."""
+    rule = spec.metadata["rule"]
     kinds = (int,) if spec.type is int else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-        raise OptionError(
-            f"{spec.name} is {value!r} (from {source}), but must be {_kind(spec)} from {low:g} to {high:g}."
-        )
+    if isinstance(value, bool) or not isinstance(value, kinds) or not rule.holds(value, recurrences, chosen):
+        raise OptionError(f"{spec.name} is {value!r} (from {source}), but must be {rule.named(recurrences, chosen)}.")
     return spec.type(value)  # type: ignore[operator]
 
 
-def _kind(spec: "Field[Any]") -> str:
-    return "an integer" if spec.type is int else "a number"
-
-
-def _refuse_unknown_env(environ: Mapping[str, str], other_env: Collection[str]) -> None:
-    known = {env_name(spec.name) for spec in fields(TruncOptions)} | set(other_env)
-    for name in sorted(environ):
-        if name.startswith(ENV_PREFIX) and name not in known:
-            raise OptionError(
-                f"Environment variable {name} is {environ[name]!r}, but the plugin reads only "
-                f"{', '.join(sorted(known))}."
-            )
-
-
-def _refuse_unknown_keys(values: Mapping[str, Any], where: str) -> None:
-    known = [spec.name for spec in fields(TruncOptions)]
+def checked_keys(algorithm: str, values: object, where: str) -> Mapping[str, Any]:
+    """An object all of whose keys are options of the algorithm."""
+    values, known = as_object(values, where), names_of(algorithm)
     for key in values:
-        if key not in known:
-            raise OptionError(f"{key} is not an option ({where}), the options are {', '.join(known)}.")
+        if key in known:
+            continue
+        if algorithms_with(key):
+            raise not_an_option(key, algorithm, where)
+        raise OptionError(f"{key} is not an option ({where}), the options are {', '.join(known)}.")
+    return values
 
 
-def load_presets(folder: Traversable | None = None) -> list[Preset]:
-    files = {file.name: file for file in (folder or preset_folder()).iterdir() if file.name.endswith(".json")}
-    return [parse_preset(name, files[name].read_text(encoding="utf-8")) for name in sorted(files)]
+def not_an_option(option: str, algorithm: str, where: str) -> OptionError:
+    """It belongs to another algorithm."""
+    return OptionError(
+        f"{option} is not an option of {algorithm} ({where}); its options are {', '.join(names_of(algorithm))}."
+    )
 
 
-def preset_folder() -> Traversable:
-    """configs/ is part of the package in a wheel, and lies beside it in a checkout or editable install."""
-    package = resources.files("sglang_trunc")
-    inside = package / "configs"
-    return inside if inside.is_dir() else package / ".." / "configs"
+def as_object(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{where} is {value!r}, but must be an object.")
+    return value
 
 
-def parse_preset(name: str, text: str) -> Preset:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise OptionError(f"Preset {name} is not readable JSON: {error}.") from error
-    for key in content:
-        if key not in PRESET_KEYS:
-            raise OptionError(f"{key} is not a key of preset {name}, the keys are {', '.join(PRESET_KEYS)}.")
-    match, values = content.get("match", {}), content.get("trunc", {})
-    for key in match:
-        if key not in ModelShape._fields:
-            raise OptionError(f"{key} cannot be matched (preset {name}), only {', '.join(ModelShape._fields)}.")
-    if not match:
-        raise OptionError(f"match is empty in preset {name}, but must name the model's shape.")
-    _refuse_unknown_keys(values, f"preset {name}")
-    return Preset(name, match, values)
-
-
-def find_preset(shape: ModelShape, presets: Sequence[Preset]) -> Preset | None:
-    """The fitting preset that names the most fields; two equally exact ones are an error in configs/."""
-    fitting = [p for p in presets if all(getattr(shape, key) == value for key, value in p.match.items())]
-    fitting.sort(key=lambda preset: -len(preset.match))
-    if len(fitting) > 1 and len(fitting[0].match) == len(fitting[1].match):
-        raise OptionError(f"Presets {fitting[0].name} and {fitting[1].name} both fit this model, keep one.")
-    return fitting[0] if fitting else None
+# Documentation
 
 
 def options_table() -> str:
     """Markdown table of all options, for the README."""
-    lines = ["| option | environment variable | accepted | meaning |", "|---|---|---|---|"]
-    for spec in fields(TruncOptions):
-        low, high = spec.metadata["low"], spec.metadata["high"]
-        accepted = f"{_kind(spec)} from {low:g} to {'R' if high is None else format(high, 'g')}"
-        lines.append(f"| `{spec.name}` | `{env_name(spec.name)}` | {accepted} | {spec.metadata['doc']} |")
+    specs = {spec.name: spec for kind in OPTIONS.values() for spec in fields(kind)}
+    lines = ["| option | environment variable | algorithms | accepted | meaning |", "|---|---|---|---|---|"]
+    for name, spec in specs.items():
+        algorithms = algorithms_with(name)
+        who = "all" if len(algorithms) == len(OPTIONS) else ", ".join(algorithms)
+        lines.append(f"| `{name}` | `{env_name(name)}` | {who} | {_accepted(name)} | {spec.metadata['doc']} |")
     return "\n".join(lines)
+
+
+def _accepted(option: str) -> str:
+    """What each algorithm accepts, or one text where that is the same."""
+    texts: dict[str, str] = {
+        kind.algorithm: spec.metadata["rule"].documented
+        for kind in OPTIONS.values()
+        for spec in fields(kind)
+        if spec.name == option
+    }
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{algorithm}: {text}" for algorithm, text in texts.items())

@@ -48,7 +48,7 @@ def trunc_round(
     depth = options.d1
     if depth < engine.recurrences:
         engine.advance(kept, depth, engine.recurrences)
-        counters.count_ticks(engine.recurrences - depth, len(kept))
+        counters.count_ticks(engine.recurrences - depth, len(kept), len(budgets))
     logits = engine.readout(kept)
     counters.count_readout(engine.recurrences, len(kept))
     choices = torch.zeros_like(chains)
@@ -85,7 +85,7 @@ def _propose(
         nodes = Nodes(growing, torch.full_like(growing, offset))
         engine.start(nodes, chains[growing, offset])
         engine.advance(nodes, 0, options.d1)
-        counters.count_ticks(options.d1, len(nodes))
+        counters.count_ticks(options.d1, len(nodes), len(budgets))
         growing = growing[room[growing] > offset + 1]
         if not len(growing):
             break

@@ -1,4 +1,4 @@
-"""TRUNC as SGLang sees it: a registered algorithm, its launch checks and the arguments it fills in.
+"""The schedules as SGLang sees them: registered algorithms, launch checks and the arguments they fill in.
 
 ``validate`` runs in the launching process only, on a stand-in for ``ServerArgs`` that records assignments to
 known fields. Whatever the engine cannot do exactly is refused here, by the flag's name, in one sentence; what a
@@ -15,6 +15,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang.srt.utils.hf_transformers_utils import get_config
 
+from sglang_trunc.engine import slots
+from sglang_trunc.engine.names import ALGORITHMS
 from sglang_trunc.engine.options import override_args, resolve
 from sglang_trunc.platform.names import ATTENTION_BACKEND
 
@@ -49,8 +51,8 @@ _BACKENDS = (ATTENTION_BACKEND, "triton", "torch_native", "flashinfer")
 _SET_BY_OPTIONS = {"speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"}
 
 
-class TruncAlgorithm(CustomSpecAlgo):
-    """``--speculative-algorithm trunc``.
+class LoopedAlgorithm(CustomSpecAlgo):
+    """``--speculative-algorithm trunc``, ``loopspec_single`` or ``loopspec_dual``.
 
     Adds the methods that ``CustomSpecAlgo`` lacks in 0.5.23 although the scheduler calls them.
     """
@@ -74,16 +76,21 @@ class TruncAlgorithm(CustomSpecAlgo):
 
 
 def register() -> None:
-    """Register the algorithm with SGLang."""
-    SpeculativeAlgorithm.register(
-        "TRUNC", supports_overlap=True, validate_server_args=validate, spec_class=TruncAlgorithm
-    )(_worker_class)
+    """Register the algorithms with SGLang."""
+    for name in ALGORITHMS:
+        SpeculativeAlgorithm.register(
+            name, supports_overlap=True, validate_server_args=validate, spec_class=LoopedAlgorithm
+        )(_worker_class)
 
 
-def _worker_class(_server_args) -> type:
-    from sglang_trunc.engine.worker import TruncWorker
+def _worker_class(server_args) -> type:
+    if server_args.speculative_algorithm.upper() == "TRUNC":
+        from sglang_trunc.engine.trunc_worker import TruncWorker
 
-    return TruncWorker
+        return TruncWorker
+    from sglang_trunc.engine.pipeline_worker import PipelineWorker
+
+    return PipelineWorker
 
 
 def validate(server_args) -> None:
@@ -100,9 +107,10 @@ def validate(server_args) -> None:
                 f"{server_args.speculative_algorithm}; accepted: {', '.join(_BACKENDS)}."
             )
     config = _looped_config(server_args)
-    options = resolve(config).options
-    server_args.speculative_num_draft_tokens = options.block_size
-    server_args.speculative_num_steps = max(1, options.block_size - 1)
+    options = resolve(config, server_args.speculative_algorithm).options
+    tokens = slots.tokens_per_round(options, config.loop_shape.recurrences)
+    server_args.speculative_num_draft_tokens = tokens
+    server_args.speculative_num_steps = max(1, tokens - 1)
     server_args.speculative_eagle_topk = 1
     server_args.enable_mixed_chunk = False
     # SGLang would capture its own verify width, which no round of ours runs.
@@ -114,7 +122,7 @@ def validate(server_args) -> None:
 
 def _refusal(algorithm: str, field: str, flag: str, value, accepted: tuple) -> str:
     names = ", ".join(dict.fromkeys("unset" if item in (None, False, [], {}) else str(item) for item in accepted))
-    hint = "; set block_size and d1 instead (see README, options)" if field in _SET_BY_OPTIONS else ""
+    hint = "; set the algorithm's own options instead (see README, options)" if field in _SET_BY_OPTIONS else ""
     return f"{flag} {value} is not supported by --speculative-algorithm {algorithm}; accepted: {names}{hint}."
 
 

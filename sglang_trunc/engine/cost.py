@@ -17,8 +17,9 @@ import torch
 
 from sglang_trunc.core.looped import Nodes
 from sglang_trunc.engine.lanes import SGLangLanes
+from sglang_trunc.engine.names import MEASURE_ENV
+from sglang_trunc.engine.rows import RowRunner
 
-MEASURE_ENV = "SGLANG_TRUNC_MEASURE"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _REPEATS = 7
 
@@ -39,22 +40,22 @@ def context_from(text: str) -> int:
 
 
 @torch.no_grad()
-def measure(lanes: SGLangLanes, context: int) -> CostTable:
-    """Time ticks and readouts of ``lanes``' model over its pool; widths that the pool cannot hold are left out."""
-    device = lanes.req_to_token.device
-    widths = [width for width in WIDTHS if width * (context + 1) <= lanes.pool.size]
+def measure(runner: RowRunner, context: int) -> CostTable:
+    """Time ticks and readouts of ``runner``'s model over its pool; widths that the pool cannot hold are left out."""
+    device = runner.req_to_token.device
+    widths = [width for width in WIDTHS if width * (context + 1) <= runner.pool.size]
     most = max(widths, default=0)
     slots = torch.arange(1, most * (context + 1) + 1, dtype=torch.int32, device=device)
-    probe = SGLangLanes(lanes.model, lanes.pool, slots.view(most, -1), lanes.attention, width=1, max_requests=most)
+    probe = SGLangLanes(runner.model, runner.pool, slots.view(most, -1), runner.attention, width=1, max_requests=most)
     table = CostTable(context, {}, {})
     for width in widths:
         rows = torch.arange(width, device=device)
         probe.begin(rows, torch.full((width,), context, device=device))
         nodes = Nodes(rows, torch.zeros_like(rows))
         probe.start(nodes, rows + 1)
-        table.tick[width] = _time(partial(probe.advance, nodes, 0, lanes.recurrences)) / lanes.recurrences
+        table.tick[width] = _time(partial(probe.advance, nodes, 0, runner.recurrences)) / runner.recurrences
         table.readout[width] = _time(partial(probe.readout, nodes))
-    lanes.pool.clear_rows(int(slots.numel()) + 1)
+    runner.pool.clear_rows(int(slots.numel()) + 1)
     return table
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_trunc.engine import admission, algorithm, finish, kv_pool, reporting, slots
+from sglang_trunc.engine import admission, algorithm, departures, finish, kv_pool, reporting, slots
 
 _SRT = "sglang.srt."
 HOOKS = (
@@ -34,6 +34,7 @@ HOOKS = (
     ),
     (_SRT + "mem_cache.allocation.get_last_loc", slots.last_loc, HookType.AROUND),
     (_SRT + "mem_cache.allocation.assign_req_to_token_pool_func", slots.assign_rows, HookType.AROUND),
+    (_SRT + "mem_cache.memory_pool.ReqToTokenPool.free", departures.on_free, HookType.AFTER),
     (_SRT + "managers.scheduler.Scheduler._add_request_to_queue", admission.check_before_queue, HookType.AROUND),
     (_SRT + "managers.schedule_batch.Req.update_finish_state", finish.update_token_by_token, HookType.AROUND),
     (

@@ -22,9 +22,9 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from torch import Tensor
 
+from sglang_trunc.engine.names import POISON_ENV
+from sglang_trunc.engine.options import branch_slots
 from sglang_trunc.models.layer_ids import PARTS, LoopShape, Part
-
-POISON_ENV = "SGLANG_TRUNC_POISON_KV"
 
 
 class LoopedKVPool(MHATokenToKVPool):
@@ -34,11 +34,23 @@ class LoopedKVPool(MHATokenToKVPool):
     """
 
     shape: LoopShape
+    branches: int = 0  # slots of the worker's own, behind those that SGLang hands out
+
+    def __init__(self, size: int, page_size: int, *args, **options):
+        """``size``: slots that SGLang hands out; the attribute counts the worker's, too."""
+        self.handed_out = size
+        super().__init__(size + -(-self.branches // page_size) * page_size, page_size, *args, **options)
 
     @property
     def rows_per_step(self) -> int:
         """N: what a lane adds to a slot id per step."""
         return self.size + self.page_size
+
+    @property
+    def branch_slots(self) -> range:
+        """The worker's slots as they are at the start; later it may hold others, as many as these."""
+        first = self.handed_out + self.page_size
+        return range(first, first + self.branches)
 
     def rows(self, layer_id: int) -> tuple[Tensor, Tensor]:
         """K and V of one KV layer as ``[N, H*D]``."""
@@ -52,6 +64,11 @@ class LoopedKVPool(MHATokenToKVPool):
         """Zero the first ``slots`` slots at every step (after a measurement; nothing may be cached yet)."""
         for buffer in (*self.k_buffer, *self.v_buffer):
             buffer[:slots] = 0
+
+    def copy_rows(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy K/V of slots ``sources`` to slots ``targets``, at every step. Both int64 ``[n]``."""
+        for buffer in (*self.k_buffer, *self.v_buffer):
+            buffer[targets] = buffer[sources]
 
     def _create_buffers_normal(self) -> None:
         if self.layer_num != self.shape.num_kv_layers:
@@ -108,9 +125,9 @@ def _poison(by_step: Tensor, page_size: int) -> None:
     by_step[:, page_size:] = float("nan")
 
 
-def pool_class_for(shape: LoopShape) -> type[LoopedKVPool]:
-    """The pool class of one model."""
-    return type("LoopedKVPool", (LoopedKVPool,), {"shape": shape})
+def pool_class_for(shape: LoopShape, branches: int = 0) -> type[LoopedKVPool]:
+    """The pool class of one model. ``branches``: slots that a worker needs beside SGLang's."""
+    return type("LoopedKVPool", (LoopedKVPool,), {"shape": shape, "branches": branches})
 
 
 def resolve_pool_class(original, self, *, kind: str, default: type) -> type:
@@ -124,4 +141,4 @@ def resolve_pool_class(original, self, *, kind: str, default: type) -> type:
             f"KV pool {chosen.__name__} is not supported for looped models; "
             "switch off the page-major layout, KV sharding or unified memory option that selects it."
         )
-    return pool_class_for(shape)
+    return pool_class_for(shape, branch_slots(self.model_config.hf_config))

@@ -1,8 +1,11 @@
-"""The algorithms of this package, as SGLang spells them."""
+"""The algorithms of this package, as SGLang spells them, and environment variables that are no options."""
 
 from __future__ import annotations
 
-ALGORITHMS = ("TRUNC",)
+ALGORITHMS = ("TRUNC", "LOOPSPEC_SINGLE", "LOOPSPEC_DUAL")
+
+MEASURE_ENV = "SGLANG_TRUNC_MEASURE"
+POISON_ENV = "SGLANG_TRUNC_POISON_KV"
 
 
 def is_ours(algorithm) -> bool:

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import json
 
-from sglang_trunc.core.options import OVERRIDE_KEY, ModelShape, OptionError, Resolved, resolve_options
-from sglang_trunc.engine.cost import MEASURE_ENV
-from sglang_trunc.engine.kv_pool import POISON_ENV
+from sglang.srt.runtime_context import get_spec
+
+from sglang_trunc.core.options import OVERRIDE_KEY, OptionError
+from sglang_trunc.core.presets import ModelShape
+from sglang_trunc.core.resolve import Resolved, resolve_options
+from sglang_trunc.engine.names import MEASURE_ENV, POISON_ENV
 
 OTHER_ENVIRONMENT = (POISON_ENV, MEASURE_ENV)
 
 
-def resolve(hf_config) -> Resolved:
-    """Options of a looped model, each with its source; refuses what cannot be used with one sentence.
+def resolve(hf_config, algorithm: str) -> Resolved:
+    """Options of an algorithm (as spelt at launch) for a looped model, each with its source.
 
-    SGLang has put ``--json-model-override-args`` onto the config as attributes, in every process.
+    Refuses what cannot be used with one sentence. SGLang has put ``--json-model-override-args`` onto the config as
+    attributes, in every process.
     """
     override = getattr(hf_config, OVERRIDE_KEY, None)
-    return resolve_options(ModelShape.of(hf_config), override, other_env=OTHER_ENVIRONMENT)
+    return resolve_options(algorithm.upper(), ModelShape.of(hf_config), override, other_env=OTHER_ENVIRONMENT)
+
+
+def branch_slots(hf_config) -> int:
+    """KV slots that the running server's algorithm needs beside those of its requests: 0 without branches."""
+    algorithm = get_spec().speculative_algorithm
+    if algorithm is None or algorithm.upper() != "LOOPSPEC_DUAL":
+        return 0
+    return resolve(hf_config, algorithm).options.max_width
 
 
 def described(resolved: Resolved) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sglang_trunc.engine.names import is_ours
 
 KEY = "sglang_trunc"
@@ -13,9 +15,8 @@ def add_counters(_result, controller, state: dict) -> None:
     if not is_ours(scheduler.spec_algorithm):
         return
     worker = scheduler.draft_worker
-    options = worker.options
     state[KEY] = {
-        "options": {"d1": options.d1, "block_size": options.block_size, "draft_threshold": options.draft_threshold},
+        "options": dataclasses.asdict(worker.options),
         "recurrences": worker.model.shape.recurrences,
         "counters": worker.counters.report(),
         "cost": worker.cost and worker.cost._asdict(),

@@ -18,7 +18,20 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
+from sglang_trunc.core.options import DualOptions, Options, SingleOptions, TruncOptions
 from sglang_trunc.engine.names import is_ours
+
+
+def tokens_per_round(options: Options, recurrences: int) -> int:
+    """What to tell SGLang that a round takes; it reserves twice that behind a request's committed length.
+
+    A block schedule takes its block. A pipeline of C = R/d1 cycles commits up to C tokens in a round and has lanes up
+    to C positions ahead, and under overlap scheduling SGLang knows the length of the round before: 3 C slots.
+    """
+    if isinstance(options, TruncOptions):
+        return options.block_size
+    assert isinstance(options, SingleOptions | DualOptions)
+    return -(-3 * (recurrences // options.d1) // 2)
 
 
 def extra_context_len(result: int) -> int:

@@ -1,10 +1,9 @@
-"""The speculative worker: SGLang's V2 schema around one schedule.
+"""What all speculative workers of this package share: SGLang's V2 schema around a schedule.
 
 The scheduler calls ``forward_batch_generation`` once a round. Prefill goes to the target worker unchanged (so
-the first token, its logprobs and its options are the plain path's); a decode round becomes one
-``trunc_round`` over the lanes of all requests. The worker owns no KV: the slots behind a request's committed
-length were reserved by SGLang, rejected ones are written again in the next round, and the scheduler frees
-what is left.
+the first token, its logprobs and its options are the plain path's); a decode round is the subclass's. A worker
+owns no KV of a request: the slots behind a request's committed length were reserved by SGLang, rejected ones are
+written again in the next round, and the scheduler frees what is left.
 
 ``accept_lens`` counts only positions whose KV stands at all R depths, since the radix cache shares them.
 """
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -22,20 +22,27 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from torch import Tensor
 
-from sglang_trunc.core.counters import Counters
-from sglang_trunc.core.trunc import Run, trunc_round
-from sglang_trunc.engine import cost, lane_attention, slots
+from sglang_trunc.core.counters import TickCounters
+from sglang_trunc.engine import cost, lane_attention
 from sglang_trunc.engine.kv_pool import LoopedKVPool
-from sglang_trunc.engine.lanes import SGLangLanes
+from sglang_trunc.engine.lane_attention import LaneAttention
+from sglang_trunc.engine.names import MEASURE_ENV
 from sglang_trunc.engine.options import described, resolve
+from sglang_trunc.engine.rows import RowRunner
 from sglang_trunc.engine.state import TruncState
 from sglang_trunc.models.looped import LoopedCausalLM
 
 logger = logging.getLogger(__name__)
 
 
-class TruncWorker(BaseSpecWorker):
-    """One rank's worker; constructed by the scheduler with exactly these arguments."""
+class LoopedWorker(BaseSpecWorker):
+    """One rank's worker; constructed by the scheduler with exactly these arguments.
+
+    A subclass gives ``_build`` and ``_decode``.
+    """
+
+    counters: TickCounters
+    options: Any  # the algorithm's class of ``core.options``
 
     def __init__(self, server_args, gpu_id: int, nccl_port: int, target_worker):
         super().__init__()
@@ -49,13 +56,12 @@ class TruncWorker(BaseSpecWorker):
                 f"{type(model).__name__} is not one."
             )
         self.model = model
-        resolved = resolve(self.model_runner.model_config.hf_config)
+        self.algorithm = get_spec().speculative_algorithm
+        resolved = resolve(self.model_runner.model_config.hf_config, self.algorithm)
         self.options = resolved.options
-        logger.info("TRUNC options: %s", described(resolved))
+        logger.info("%s options: %s", self.algorithm, described(resolved))
         self.speculative_num_draft_tokens = self.stride = get_spec().speculative_num_draft_tokens
         self.speculative_num_steps = get_spec().speculative_num_steps
-        self.counters = Counters()
-        self.lanes: SGLangLanes | None = None
         self.cost: cost.CostTable | None = None
 
     def alloc_memory_pool(self, **_) -> None:
@@ -68,17 +74,10 @@ class TruncWorker(BaseSpecWorker):
                 "KVCacheConfigurator._resolve_kv_pool_class did not take effect; run `sglang-trunc doctor`."
             )
         attention = lane_attention.choose()
-        self.lanes = SGLangLanes(
-            self.model,
-            pool,
-            req_to_token_pool.req_to_token,
-            attention,
-            width=self.options.block_size,
-            max_requests=self.model_runner.max_running_requests,
-        )
-        if text := os.environ.get(cost.MEASURE_ENV):
-            self.cost = cost.measure(self.lanes, cost.context_from(text))
-        logger.info("TRUNC: R=%d, lane attention %s", self.lanes.recurrences, attention.name)
+        runner = self._build(pool, req_to_token_pool, attention)
+        if text := os.environ.get(MEASURE_ENV):
+            self.cost = cost.measure(runner, cost.context_from(text))
+        logger.info("%s: R=%d, lane attention %s", self.algorithm, runner.recurrences, attention.name)
 
     def init_attention_backends(self) -> None:
         """Lanes attend through their own kernel; SGLang's backend serves prefill."""
@@ -93,6 +92,16 @@ class TruncWorker(BaseSpecWorker):
             return self._prefill(batch, on_publish)
         return self._decode(batch, on_publish)
 
+    # For subclasses.
+
+    def _build(self, pool: LoopedKVPool, req_to_token_pool, attention: LaneAttention) -> RowRunner:
+        """Make the lanes; returns what runs their rows."""
+        raise NotImplementedError
+
+    def _decode(self, batch, on_publish) -> GenerationBatchResult:
+        """One decode round."""
+        raise NotImplementedError
+
     def _prefill(self, batch, on_publish) -> GenerationBatchResult:
         result = self.target_worker.forward_batch_generation(batch)
         result.new_seq_lens = batch.seq_lens
@@ -101,51 +110,35 @@ class TruncWorker(BaseSpecWorker):
             on_publish(batch.seq_lens)
         return result
 
-    def _decode(self, batch, on_publish) -> GenerationBatchResult:
-        assert self.lanes is not None
-        roots = batch.spec_info.bonus_tokens.to(torch.int64)
-        self.lanes.begin(batch.req_pool_indices, batch.seq_lens)
-        run = trunc_round(self.lanes, roots, self._budgets(batch), self.options, self.counters)
-        new_seq_lens = batch.seq_lens + run.lengths
+    def _result(
+        self, batch, on_publish, tokens: Tensor, lengths: Tensor, logits: Tensor | None
+    ) -> GenerationBatchResult:
+        """What SGLang takes from a decode round.
+
+        ``tokens`` int64 ``[bs, w]``: runs, left-aligned. ``lengths`` int64 ``[bs]``, at least 1. ``logits`` float32
+        ``[bs * stride, vocabulary]``: row ``b * stride + j`` emitted token j of request b; only for logprobs.
+        """
+        new_seq_lens = batch.seq_lens + lengths
         if on_publish is not None:
             on_publish(new_seq_lens)
-        tokens = self._strided(run.tokens)
-        bonus = run.tokens.gather(1, (run.lengths - 1).unsqueeze(1)).squeeze(1)
-        logits_output = LogitsProcessorOutput(next_token_logits=None)
+        strided = self._strided(tokens)
+        bonus = tokens.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
+        output = LogitsProcessorOutput(next_token_logits=None)
         if batch.return_logprob:
-            logits_output.next_token_logits = self._strided_logits(run, len(roots))
-            compute_spec_logprobs(batch, logits_output, tokens, chain_stride=self.stride)
+            output.next_token_logits = logits
+            compute_spec_logprobs(batch, output, strided, chain_stride=self.stride)
         return GenerationBatchResult(
-            logits_output=logits_output,
-            next_token_ids=tokens,
-            accept_lens=run.lengths.to(torch.int32),
+            logits_output=output,
+            next_token_ids=strided,
+            accept_lens=lengths.to(torch.int32),
             new_seq_lens=new_seq_lens,
             next_draft_input=TruncState(bonus, new_seq_lens),
             speculative_num_draft_tokens=self.stride,
             can_run_cuda_graph=False,
         )
 
-    def _budgets(self, batch) -> list[int]:
-        """Nodes each request may use: never more than the tokens still wanted or the slots reserved.
-
-        Counted from the committed lengths: ``output_ids`` lags one round under overlap scheduling. A request that has
-        ended is seen once more there, and gets the one node that a round cannot do without.
-        """
-        budgets = []
-        for req, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
-            wanted = slots.last_position(req) - length
-            reserved = req.kv.kv_allocated_len - length
-            budgets.append(max(1, min(self.options.block_size, wanted, reserved)))
-        return budgets
-
     def _strided(self, tokens: Tensor) -> Tensor:
         """The runs as SGLang reads them: flat ``[bs * stride]``, request b's tokens from ``b * stride``."""
         padded = tokens.new_zeros(tokens.shape[0], self.stride)
         padded[:, : tokens.shape[1]] = tokens
         return padded.flatten()
-
-    def _strided_logits(self, run: Run, batch_size: int) -> Tensor:
-        """Row ``b * stride + j``: the full-depth distribution that emitted token j of request b."""
-        logits = run.logits.new_zeros(batch_size * self.stride, run.logits.shape[1])
-        logits[run.kept.request * self.stride + run.kept.offset] = run.logits
-        return logits

@@ -1,14 +1,16 @@
 """Lane attention on the CPU: any rows, at any depth, of any requests, in one call.
 
 Where in a round: once per layer and tick, after ``rope_store`` has written the K and V of all rows, and in
-prefill and plain decoding alike. A row names its tokens by a stretch of SGLang's ``req_to_token`` table and
-its step by an offset added to every slot; K and V are rows of the pool, float32 or of the model's dtype (half the
-memory and, on long contexts, nearly half the time), read in place, in any slot order.
+prefill and plain decoding alike. A row names its tokens by a stretch of SGLang's ``req_to_token`` table, on a
+branch of a tree followed by a tail (a list of its own), and its step by an offset added to every slot; K and V are
+rows of the pool, float32 or of the model's dtype (half the memory and, on long contexts, nearly half the time),
+read in place, in any slot order.
 
 Contract: a row's bits depend on its own query and tokens alone. Tokens are taken in blocks of 32 counted from
 the row's token 0, with a running maximum and sum per (row, head); nothing in that order depends on the other
-rows, on grouping, or on the number of threads. Consecutive rows of one request at one step share every read of
-K and V. Nothing past a row's length is used, so slots that hold NaN are harmless; length 0 gives zeros.
+rows, on grouping, on where the tail begins, or on the number of threads. Consecutive rows of one request at one
+step share every read of K and V, unless they have tails. Nothing past a row's length is used, so slots that hold
+NaN are harmless; length 0 gives zeros.
 Not here: masks (trees are expressed by each row's own tokens), sliding windows, logit caps.
 """
 
@@ -60,6 +62,8 @@ def lane_attention(
     out: Tensor,
     scale: float,
     num_kv_heads: int,
+    kv_tails: Tensor | None = None,
+    kv_shared: Tensor | None = None,
 ) -> Tensor:
     """Attention of every row over its own tokens; returns ``out``.
 
@@ -69,6 +73,8 @@ def lane_attention(
     kv_start      int64 [rows]: where a row's slot ids begin
     kv_len        int32 or int64 [rows]: how many tokens; 0 gives zeros
     kv_offset     int64 [rows]: added to every slot id
+    kv_tails      int32 [rows, T], rows may be strided: slot ids of the tokens from kv_shared on; None: no tails
+    kv_shared     int64 [rows]: tokens before the tail, >= kv_len - T; kv_len itself is no tail; None: no tails
     """
     rows, width = q.shape
     dim, stride, element = k_rows.shape[1] // num_kv_heads, k_rows.stride(0) * k_rows.element_size(), q.element_size()
@@ -79,6 +85,15 @@ def lane_attention(
     assert kv_start.dtype is kv_offset.dtype is torch.int64
     assert kv_indices.dtype is torch.int32
     assert out.dtype is q.dtype
+    tails = (0, 0, 0)
+    if kv_tails is not None or kv_shared is not None:
+        assert kv_tails is not None
+        assert kv_shared is not None
+        assert kv_tails.dtype is torch.int32
+        assert kv_shared.dtype is torch.int64
+        assert kv_tails.stride(1) == 1
+        assert kv_shared.is_contiguous()
+        tails = (kv_tails.data_ptr(), 4 * kv_tails.stride(0), kv_shared.data_ptr())
     parts, shares = _split(rows, num_kv_heads, kv_len, stride)
     group_rows = max(1, GROUP // repeats)
     lines = (min(rows, group_rows) * repeats + TILE - 1) // TILE * TILE
@@ -108,5 +123,6 @@ def lane_attention(
         parts,
         group_rows,
         int(k_rows.dtype is torch.bfloat16),
+        *tails,
     )
     return out

@@ -1,9 +1,10 @@
 """Where a lane attention task keeps what: parameters, row addresses, and the cells of a group.
 
-A group is a stretch of rows of one request at one step; its *lines* are these rows times the query heads of a key
-head. Per (key head, line) there is a *cell*: running maximum, running sum, a block's scores, query and weighted
-sum, all float32. They lie in the task's scratch, behind the addresses of the K and V rows of the current block of
-tokens and of the one after it (so that prefetches can look ahead), and a few fields with sizes and addresses.
+A group is a stretch of rows of one request at one step, or one row with a tail; its *lines* are these rows times
+the query heads of a key head. Per (key head, line) there is a *cell*: running maximum, running sum, a block's
+scores, query and weighted sum, all float32. They lie in the task's scratch, behind the addresses of the K and V
+rows of the current block of tokens and of the one after it (so that prefetches can look ahead), and a few fields
+with sizes and addresses.
 
 Cells are numbered ``head * padded + line``, ``padded`` being the lines rounded up to whole tiles; the lines that
 do not exist keep zeros and are never stored. All addresses are integers in bytes.
@@ -39,6 +40,7 @@ NEVER = -3.0e38  # running maximum before any token
 # Parameters.
 Q, Q_STRIDE, OUT, OUT_STRIDE, K, V, KV_STRIDE, TABLE, START, LENGTH, LENGTH_IS_32, OFFSET = range(12)
 ROWS, REPEATS, KV_HEADS, DIM, SCALE, BF16, SCRATCH, SCRATCH_SIZE, HEAD_PARTS, GROUP_ROWS, PAIRED = range(12, 23)
+TAILS, TAIL_STRIDE, SHARED = range(23, 26)  # all 0 in a call without tails
 
 # Scratch: row addresses, a spare float, fields (below), then lengths and cells.
 KEYS, VALUES, SPARE = 0, 16 * BLOCK, 32 * BLOCK
@@ -93,12 +95,24 @@ def lay_out(block, scratch, lines, heads):
 
 
 @inlined
+def _row_length(block, row):
+    lengths = parameter(block, LENGTH)
+    return load_i32(lengths + 4 * row) if parameter(block, LENGTH_IS_32) else load_i64(lengths + 8 * row)
+
+
+@inlined
+def has_tail(block, row):
+    """Whether some of a row's slot ids are in its own list."""
+    shared = parameter(block, SHARED)
+    return shared != 0 and load_i64(shared + 8 * row) < _row_length(block, row)
+
+
+@inlined
 def load_lengths(block, scratch, row):
     """A length per line; returns the longest."""
-    longest, repeats, lengths = int64(0), parameter(block, REPEATS), parameter(block, LENGTH)
+    longest, repeats = int64(0), parameter(block, REPEATS)
     for line in range(field(scratch, LINES)):
-        at = row + line // repeats
-        length = load_i32(lengths + 4 * at) if parameter(block, LENGTH_IS_32) else load_i64(lengths + 8 * at)
+        length = _row_length(block, row + line // repeats)
         store_i64(field(scratch, LENGTHS) + 8 * line, length)
         longest = max(longest, length)
     return longest
@@ -148,8 +162,14 @@ def find_tokens(block, scratch, row, first, length, entry):
     """Addresses of the K and V rows of a block of tokens; past the length the last one repeats."""
     table = parameter(block, TABLE) + 4 * load_i64(parameter(block, START) + 8 * row)
     offset = load_i64(parameter(block, OFFSET) + 8 * row)
+    # Without a tail the stretch counts to the group's length, which may exceed this row's own.
+    shared, tail = length, table
+    if has_tail(block, row):
+        shared = load_i64(parameter(block, SHARED) + 8 * row)
+        tail = parameter(block, TAILS) + row * parameter(block, TAIL_STRIDE) - 4 * shared
     for token in range(BLOCK):
-        slot = load_i32(table + 4 * min(first + token, length - 1)) + offset
+        index = min(first + token, length - 1)
+        slot = load_i32((table if index < shared else tail) + 4 * index) + offset
         at = slot * parameter(block, KV_STRIDE)
         store_i64(scratch + KEYS + 8 * (entry + token), parameter(block, K) + at)
         store_i64(scratch + VALUES + 8 * (entry + token), parameter(block, V) + at)

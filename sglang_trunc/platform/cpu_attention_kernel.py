@@ -46,6 +46,7 @@ from sglang_trunc.platform.cpu_attention_cells import (
     count_valid,
     field,
     find_tokens,
+    has_tail,
     lay_out,
     load_lengths,
     load_query,
@@ -184,7 +185,7 @@ def _attend_block(scratch, base, head, heads, tokens):
 
 @inlined
 def _attend_group(block, scratch, row, rows, head, heads):
-    """``rows`` rows of one request at one step in ``heads`` key heads from ``head`` on."""
+    """``rows`` rows of one group in ``heads`` key heads from ``head`` on."""
     lines = rows * parameter(block, REPEATS)
     lay_out(block, scratch, lines, heads)
     longest, pitch, padded = load_lengths(block, scratch, row), field(scratch, PITCH), field(scratch, PADDED)
@@ -212,14 +213,17 @@ def _attend_group(block, scratch, row, rows, head, heads):
 
 @inlined
 def _group_size(block, row):
-    """How many rows from ``row`` on are rows of one request at one step."""
+    """How many rows from ``row`` on are rows of one request at one step; a row with a tail is alone."""
     start, offset = parameter(block, START), parameter(block, OFFSET)
     end = min(parameter(block, ROWS), row + parameter(block, GROUP_ROWS))
     last = row + 1
+    if has_tail(block, row):
+        return int64(1)
     while (
         last < end
         and load_i64(start + 8 * last) == load_i64(start + 8 * row)
         and load_i64(offset + 8 * last) == load_i64(offset + 8 * row)
+        and not has_tail(block, last)
     ):
         last += 1
     return last - row

@@ -60,6 +60,7 @@ class EngineCounters:
     tokens: int  # committed, those past a stop included
     ticks: int
     rows: int  # rows over all ticks
+    request_ticks: int  # ticks, once for every request that waited for them
     drafted: int
     accepted: int
 
@@ -113,4 +114,4 @@ def ticks_per_token(count: EngineCounters | None) -> float | None:
     """Ticks one request waits for one token: plain decoding has R at any batch size."""
     if count is None or not count.tokens:
         return None
-    return (count.ticks / count.rounds) * (count.runs / count.tokens)
+    return count.request_ticks / count.tokens

@@ -1,5 +1,7 @@
 """Doctor's rows and exit code, with the checks replaced or broken."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from sglang_trunc.cli import doctor
@@ -67,3 +69,55 @@ def test_missing_entry_point_is_broken(monkeypatch):
 @pytest.mark.parametrize(("path", "count"), [(None, 5), ("m", 6)])
 def test_the_model_is_checked_only_when_named(path, count):
     assert len(doctor.checks(path)) == count
+
+
+def config(recurrences: int) -> SimpleNamespace:
+    """Of a shape that no preset fits."""
+    return SimpleNamespace(
+        architectures=["OuroForCausalLM"], hidden_size=64, num_hidden_layers=2, recurrences=recurrences, vocab_size=300,
+        num_key_value_heads=2,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def no_options(monkeypatch):
+    for name in ("D1", "D2", "BLOCK_SIZE", "DRAFT_THRESHOLD", "MAX_WIDTH", "MIN_SURVIVAL"):
+        monkeypatch.delenv(f"SGLANG_TRUNC_{name}", raising=False)
+
+
+@pytest.mark.usefixtures("no_options")
+def test_options_of_every_algorithm_are_shown():
+    default = "default for 4 recurrences"
+    assert list(doctor.options(config(4))) == [
+        Row("option TRUNC d1", True, f"1 ({default})"),
+        Row("option TRUNC block_size", True, f"4 ({default})"),
+        Row("option TRUNC draft_threshold", True, f"0.0 ({default})"),
+        Row("option LOOPSPEC_SINGLE d1", True, f"1 ({default})"),
+        Row("option LOOPSPEC_SINGLE max_width", True, f"8 ({default})"),
+        Row("option LOOPSPEC_SINGLE min_survival", True, f"0.05 ({default})"),
+        Row("option LOOPSPEC_DUAL d1", True, f"1 ({default})"),
+        Row("option LOOPSPEC_DUAL d2", True, f"2 ({default})"),
+        Row("option LOOPSPEC_DUAL max_width", True, f"8 ({default})"),
+        Row("option LOOPSPEC_DUAL min_survival", True, f"0.05 ({default})"),
+    ]
+
+
+@pytest.mark.usefixtures("no_options")
+def test_an_algorithm_that_does_not_fit_is_named_and_no_fault():
+    *shown, dual = doctor.options(config(2))
+    assert dual.part == "options of LOOPSPEC_DUAL"
+    assert dual.found.startswith("refused: R is 2, but LOOPSPEC_DUAL needs at least 3: ")
+    assert dual.ok
+    assert {row.part.split()[1] for row in shown} == {"TRUNC", "LOOPSPEC_SINGLE"}
+
+
+@pytest.mark.usefixtures("no_options")
+def test_options_that_no_algorithm_takes_are_broken(monkeypatch):
+    monkeypatch.setenv("SGLANG_TRUNC_D1", "9")
+    rows = list(doctor.options(config(4)))
+    assert [row.ok for row in rows] == [False] * 3
+    assert rows[0] == Row(
+        "options of TRUNC",
+        False,
+        "refused: d1 is 9 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 4",
+    )

@@ -13,7 +13,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_trunc.core.options import OptionError
-from sglang_trunc.engine.algorithm import _REFUSED, TruncAlgorithm, validate
+from sglang_trunc.engine.algorithm import _REFUSED, LoopedAlgorithm, validate
 from sglang_trunc.engine.options import OTHER_ENVIRONMENT
 from sglang_trunc.platform.names import ATTENTION_BACKEND
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("sglang_context", "no_options")
 
 @pytest.fixture
 def no_options(monkeypatch):
-    for name in ("D1", "BLOCK_SIZE", "DRAFT_THRESHOLD"):
+    for name in ("D1", "D2", "BLOCK_SIZE", "DRAFT_THRESHOLD", "MAX_WIDTH", "MIN_SURVIVAL"):
         monkeypatch.delenv(f"SGLANG_TRUNC_{name}", raising=False)
 
 
@@ -85,7 +85,7 @@ def test_switches_sglangs_own_graphs_off(args):
         ("enable_hierarchical_cache", True, "--enable-hierarchical-cache True is not"),
         ("kv_cache_dtype", "fp8_e5m2", "--kv-cache-dtype fp8_e5m2 is not"),
         ("speculative_num_steps", 3, "--speculative-num-steps 3 is not"),
-        ("speculative_num_draft_tokens", 4, "set block_size and d1 instead"),
+        ("speculative_num_draft_tokens", 4, "set the algorithm's own options instead"),
         ("speculative_draft_model_path", "x", "--speculative-draft-model-path x is not"),
         ("attention_backend", "fa3", "--attention-backend fa3 is not supported by --speculative-algorithm TRUNC"),
         ("decode_attention_backend", "fa3", "--decode-attention-backend fa3 is not"),
@@ -191,14 +191,14 @@ def public_methods(cls: type) -> set[str]:
 def test_algorithm_has_every_method_of_sglangs_own():
     """``CustomSpecAlgo`` lacks some that the scheduler calls; ``register`` and the parsers belong to the enum."""
     enum_only = {"register", "from_string", "to_bytes", "from_bytes"} | public_methods(int) | public_methods(str)
-    missing = public_methods(SpeculativeAlgorithm) - public_methods(TruncAlgorithm) - enum_only
+    missing = public_methods(SpeculativeAlgorithm) - public_methods(LoopedAlgorithm) - enum_only
     assert not missing
 
 
 def test_methods_of_ours_take_what_sglangs_own_take():
     for name in public_methods(CustomSpecAlgo) & public_methods(SpeculativeAlgorithm):
         theirs = inspect.signature(getattr(SpeculativeAlgorithm, name)).parameters
-        ours = inspect.signature(getattr(TruncAlgorithm, name)).parameters
+        ours = inspect.signature(getattr(LoopedAlgorithm, name)).parameters
         flexible = {p.kind for p in ours.values()} & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
         assert flexible or set(theirs) <= set(ours), name
 
@@ -206,8 +206,8 @@ def test_methods_of_ours_take_what_sglangs_own_take():
 def test_it_is_none_of_sglangs_algorithms():
     """Joining a family by a predicate would switch on its side effects: bigram radix keys, draft hidden states."""
     algorithm = SpeculativeAlgorithm.from_string("TRUNC")
-    assert isinstance(algorithm, TruncAlgorithm)
-    claims = {name for name in public_methods(TruncAlgorithm) if name.startswith("is_") and getattr(algorithm, name)()}
+    assert isinstance(algorithm, LoopedAlgorithm)
+    claims = {name for name in public_methods(LoopedAlgorithm) if name.startswith("is_") and getattr(algorithm, name)()}
     assert claims <= {"is_some", "is_speculative"}
     assert not algorithm.has_draft_kv()
     assert not algorithm.carries_draft_hidden_states()

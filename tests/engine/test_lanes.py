@@ -81,7 +81,7 @@ def test_depths_advanced_one_by_one_give_the_bits_of_one_call(make_stand):
         stand.lanes.start(node, torch.tensor([9, 8, 7]))
         for first, last in zip([0, *stops], stops, strict=False):
             stand.lanes.advance(node, first, last)
-        states.append(stand.lanes.hidden[:3].clone())
+        states.append(stand.lanes.runner.hidden[:3].clone())
     assert torch.equal(states[0], states[1])
     assert torch.equal(states[0], states[2])
 
@@ -104,7 +104,7 @@ def test_padding_rows_touch_only_slot_0_and_the_spare_bank_row(make_stand, famil
     shape, stride = stand.model.shape, stand.pool.rows_per_step
     sites = [(part, i) for part in ("prelude", "core", "coda") for i in range(getattr(shape, part))]
     tensors = [rows for site in sites for rows in stand.pool.flat_rows(*site)]
-    tensors.append(stand.lanes.hidden)
+    tensors.append(stand.lanes.runner.hidden)
     stand.lanes.begin(stand.rows[1:], torch.tensor([0]))
     before = [tensor.clone() for tensor in tensors]
     node = Nodes(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
@@ -116,14 +116,14 @@ def test_padding_rows_touch_only_slot_0_and_the_spare_bank_row(make_stand, famil
     for (part, _), keys, values in zip(sites, changed[0:-1:2], changed[1:-1:2], strict=True):
         mine = {slot + step * stride for step in range(3)} if part == "core" else {slot}
         assert keys == values == mine | {0}
-    assert changed[-1] <= {0, stand.lanes.spare}
+    assert changed[-1] <= {0, stand.lanes.runner.spare}
 
 
 def test_padding_rows_read_only_slot_0(make_stand):
     """With NaN everywhere but in slot 0 of step 0, whatever else a padding row read would make it NaN."""
     stand = make_stand("ouro", width=2, requests=2)
     seen = []
-    attend = stand.lanes.attention.attend
+    attend = stand.lanes.runner.attention.attend
 
     def recording(q, k_rows, v_rows, kv_indices, kv_start, kv_len, kv_offset, out, *rest):
         attend(q, k_rows, v_rows, kv_indices, kv_start, kv_len, kv_offset, out, *rest)
@@ -133,7 +133,7 @@ def test_padding_rows_read_only_slot_0(make_stand):
         ]
         seen.append((read, out.isnan().any(1).tolist()))
 
-    stand.lanes.attention = stand.lanes.attention._replace(attend=recording)
+    stand.lanes.runner.attention = stand.lanes.runner.attention._replace(attend=recording)
     # First a wide call, so that the static buffers hold something else than zeros behind the next call's row.
     stand.lanes.begin(stand.rows, torch.tensor([0, 0]))
     wide = Nodes(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]))

@@ -9,6 +9,7 @@ import pytest
 
 import sglang_trunc
 from sglang_trunc import seams
+from sglang_trunc.engine.names import ALGORITHMS
 from sglang_trunc.seams import REMEDY, SeamError, check_all, require_all
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
@@ -58,7 +59,7 @@ def test_a_broken_seam_makes_the_algorithm_refuse_with_its_sentence(monkeypatch)
     )
     monkeypatch.setattr(seams, "TABLE", (seams.Seam("managers.scheduler.Scheduler.renamed", "call"),))
     plugin.register()
-    assert set(registered) == {"TRUNC"}
+    assert set(registered) == set(ALGORITHMS)
     with pytest.raises(
         ValueError, match=r"cannot run here: sglang\.srt\.managers\.scheduler\.Scheduler\.renamed: not found"
     ):

@@ -10,7 +10,7 @@ import torch
 from sglang_trunc.core.looped import Nodes
 from sglang_trunc.core.options import TruncOptions
 from sglang_trunc.core.trunc import Run
-from sglang_trunc.engine.worker import TruncWorker
+from sglang_trunc.engine.trunc_worker import TruncWorker
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
 

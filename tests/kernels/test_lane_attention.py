@@ -40,6 +40,42 @@ def test_rows_of_any_request_and_step(head_dim):
         torch.testing.assert_close(out[row].double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kv_heads", [KV_HEADS, HEADS])
+def test_a_tail_continues_the_stretch(kv_heads):
+    """Branches of two requests; spare tail entries lead to NaN or nowhere."""
+    dim, poison = 64, SLOTS - 1
+    gen = torch.Generator().manual_seed(kv_heads)
+    k_rows, v_rows = torch.randn(2, 2 * SLOTS, kv_heads * dim, generator=gen)
+    k_rows[[poison, SLOTS + poison]] = v_rows[[poison, SLOTS + poison]] = float("nan")
+    table = torch.randperm(SLOTS - 1, generator=gen).int()
+    starts = torch.tensor([0, 0, 0, 20, 20, 20])
+    offsets = torch.tensor([0, SLOTS, 0, 0, SLOTS, 0])
+    shared = torch.tensor([9, 9, 12, 0, 4, 0])
+    lengths = shared + torch.tensor([3, 1, 0, 5, 2, 0])
+    buffer = torch.full((6, 11), poison, dtype=torch.int32)
+    buffer[1::2] = 1 << 30
+    tails = buffer[:, 2:7]
+    lists = []
+    for row in range(6):
+        count = int(lengths[row] - shared[row])
+        tails[row, :count] = torch.randint(SLOTS - 1, (count,), generator=gen).int()
+        lists.append(torch.cat((table[starts[row] :][: shared[row]], tails[row, :count])).long() + offsets[row])
+    q = torch.randn(6, HEADS * dim, generator=gen)
+    out = torch.empty_like(q)
+    lane_attention(q, k_rows, v_rows, table, starts, lengths, offsets, out, 0.1, kv_heads, tails, shared)
+    for row, slots in enumerate(lists):
+        keys, values = (pool[slots].view(-1, kv_heads, dim) for pool in (k_rows, v_rows))
+        expected = one_row(q[row].view(HEADS, dim), keys, values, 0.1)
+        torch.testing.assert_close(out[row].double(), expected, rtol=1e-5, atol=1e-6)
+    # Nobody has a tail, and the lists have no room for one.
+    for extra in ((), (tails[:, :0], lengths)):
+        lane_attention(q, k_rows, v_rows, table, starts, lengths, offsets, out, 0.1, kv_heads, *extra)
+        slots = table[:12].long() + offsets[0]
+        keys, values = (pool[slots].view(-1, kv_heads, dim) for pool in (k_rows, v_rows))
+        expected = one_row(q[0].view(HEADS, dim), keys, values, 0.1)
+        torch.testing.assert_close(out[0].double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_unread_slots_may_hold_nan_and_an_empty_row_gives_zeros():
     k_rows = torch.full((SLOTS, 2 * 64), float("nan"))
     v_rows = torch.full((SLOTS, 2 * 64), float("nan"))

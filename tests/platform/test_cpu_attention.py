@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 
 import pytest
 import torch
 from torch import Tensor
 
+from sglang_trunc.kernels import lane_attention as reference
 from sglang_trunc.platform.cpu_attention import lane_attention
 
 SLOTS = 700
@@ -48,20 +50,28 @@ class Case:
         q = self.q[rows]
         out = torch.full_like(q, float("nan"))
         where = (self.start[rows], self.length[rows].to(length_type), self.offset[rows])
-        return lane_attention(q, self.k, self.v, self.indices, *where, out, self.dim**-0.5, self.kv_heads)
+        scale, tails = self.dim**-0.5, self.tails(rows)
+        return lane_attention(q, self.k, self.v, self.indices, *where, out, scale, self.kv_heads, *tails)
+
+    def tails(self, _: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        return None, None
+
+    def slots(self, row: int) -> Tensor:
+        start, length = self.start[row], self.length[row]
+        return self.indices[start : start + length].long() + self.offset[row]
 
     def used(self) -> Tensor:
         """Which pool rows any query may read."""
         used = torch.zeros(2 * SLOTS, dtype=torch.bool)
-        for start, length, offset in zip(self.start, self.length, self.offset, strict=True):
-            used[self.indices[start : start + length].long() + offset] = True
+        for row in range(len(self.q)):
+            used[self.slots(row)] = True
         return used
 
     def expected(self) -> Tensor:
         repeats = self.q.shape[1] // (self.kv_heads * self.dim)
         rows = []
-        for q, start, length, offset in zip(self.q, self.start, self.length, self.offset, strict=True):
-            slots = self.indices[start : start + length].long() + offset
+        for row, q in enumerate(self.q):
+            slots = self.slots(row)
             k, v = (pool[slots].double().view(-1, self.kv_heads, self.dim) for pool in (self.k, self.v))
             k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
             scores = torch.einsum("hd,thd->ht", q.double().view(-1, self.dim), k) * self.dim**-0.5
@@ -69,18 +79,63 @@ class Case:
         return torch.stack(rows)
 
 
+class TreeCase(Case):
+    """The same rows; about half of them end in a tail, drawn at random, in a strided list.
+
+    Spare entries of the lists lead to slot 0, which is nobody's, or out of the pool.
+    """
+
+    WIDTH = 40
+
+    def __init__(self, *shape, **types):
+        super().__init__(*shape, **types)
+        gen = torch.Generator().manual_seed(1)
+        rows = len(self.q)
+        count = torch.randint(1, self.WIDTH + 1, (rows,), generator=gen) * torch.randint(2, (rows,), generator=gen)
+        # Untailed neighbours, tails over block boundaries, of one token, of all tokens (33), behind a long stretch.
+        count[:6] = torch.tensor([0, 0, 0, self.WIDTH, 1, 0])
+        count[11] = count[44] = self.WIDTH
+        count = count.minimum(self.length)
+        self.shared = self.length - count
+        self.buffer = torch.zeros(rows, self.WIDTH + 5, dtype=torch.int32)
+        self.buffer[1::2] = 1 << 30
+        for row in range(rows):
+            self.buffer[row, 3 : 3 + count[row]] = torch.randperm(SLOTS - 1, generator=gen)[: count[row]].int() + 1
+
+    def tails(self, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        return self.buffer[rows][:, 3 : 3 + self.WIDTH], self.shared[rows]
+
+    def slots(self, row: int) -> Tensor:
+        start, shared, count = self.start[row], self.shared[row], self.length[row] - self.shared[row]
+        ids = torch.cat((self.indices[start : start + shared], self.buffer[row, 3 : 3 + count]))
+        return ids.long() + self.offset[row]
+
+    def spelled_out(self) -> Case:
+        """The same tokens without tails: every row in a stretch of its own."""
+        flat = copy(self)
+        flat.tails, flat.shared = super().tails, self.length
+        lists = [self.slots(row) - self.offset[row] for row in range(len(self.q))]
+        flat.indices, flat.start = torch.cat(lists).int(), self.length.cumsum(0) - self.length
+        return flat
+
+
+KINDS = [Case, TreeCase]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("types", TYPES)
-def test_matches_float64(shape, types):
-    case = Case(*shape, *types)
+@pytest.mark.parametrize("kind", KINDS)
+def test_matches_float64(shape, types, kind):
+    case = kind(*shape, *types)
     tolerance = 2e-6 if types[0] == F32 else 2**-7
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("types", TYPES)
-def test_bits_do_not_depend_on_company(shape, types):
-    case = Case(*shape, *types)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_do_not_depend_on_company(shape, types, kind):
+    case = kind(*shape, *types)
     together = case.run()
     for row in range(0, len(case.q), 3):
         assert torch.equal(case.run(torch.tensor([row]))[0], together[row]), row
@@ -92,8 +147,9 @@ def test_bits_do_not_depend_on_company(shape, types):
 
 @pytest.mark.parametrize("shape", [(16, 16, 64), (10, 1, 80), (2, 1, 256)])
 @pytest.mark.parametrize("types", TYPES)
-def test_bits_do_not_depend_on_threads(shape, types):
-    case, results = Case(*shape, *types), []
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_do_not_depend_on_threads(shape, types, kind):
+    case, results = kind(*shape, *types), []
     for threads in (1, 2, 3, 5):
         torch.set_num_threads(threads)
         results.append(case.run())
@@ -102,14 +158,41 @@ def test_bits_do_not_depend_on_threads(shape, types):
 
 
 @pytest.mark.parametrize("pool_dtype", [BF16, F32])
-def test_unread_slots_and_zero_length_are_harmless(pool_dtype):
-    case = Case(8, 2, 96, BF16, pool_dtype)
+@pytest.mark.parametrize("kind", KINDS)
+def test_unread_slots_and_zero_length_are_harmless(pool_dtype, kind):
+    case = kind(8, 2, 96, BF16, pool_dtype)
     clean = case.run()
     unused = ~case.used()
     case.k[unused] = float("nan")
     case.v[unused] = float("nan")
     assert torch.equal(case.run(length_type=torch.int64), clean)
     assert (clean[case.length == 0] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 64), (8, 2, 96), (64, 1, 32)])
+@pytest.mark.parametrize("types", TYPES)
+def test_bits_do_not_depend_on_where_the_tail_begins(shape, types):
+    case = TreeCase(*shape, *types)
+    expected = case.spelled_out().run()
+    assert torch.equal(case.run(), expected)
+    some = torch.randperm(len(case.q), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(case.run(some, torch.int64), expected[some])
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 64), (8, 2, 96)])
+@pytest.mark.parametrize("types", TYPES)
+def test_tails_match_the_reference(shape, types):
+    case = TreeCase(*shape, *types)
+    for seed in range(3):
+        # Without row 11: the reference pads to the longest.
+        some = torch.randperm(len(case.q), generator=torch.Generator().manual_seed(seed))[:60]
+        some = some[some != 11]
+        expected = torch.empty_like(case.q[some])
+        where = (case.start[some], case.length[some], case.offset[some])
+        rest = (expected, case.dim**-0.5, case.kv_heads, *case.tails(some))
+        reference.lane_attention(case.q[some], case.k, case.v, case.indices, *where, *rest)
+        tolerance = 4e-6 if types[0] == F32 else 2**-7
+        torch.testing.assert_close(case.run(some), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("pool_dtype", [BF16, F32])

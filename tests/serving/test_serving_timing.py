@@ -88,6 +88,7 @@ def state(**changes):
         "tokens": 30,
         "ticks": 70,
         "rows": 100,
+        "request_ticks": 70,
         "drafted": 30,
         "accepted": 20,
     }
@@ -120,8 +121,8 @@ def totals(**changes):
 
 def test_ticks_per_token_do_not_depend_on_the_batch():
     # Block size 1 is plain decoding: R = 4 ticks a token, alone or four requests at once.
-    alone = totals(rounds=10, runs=10, tokens=10, ticks=40)
-    four = totals(rounds=10, runs=40, tokens=40, ticks=40)
+    alone = totals(rounds=10, runs=10, tokens=10, ticks=40, request_ticks=40)
+    four = totals(rounds=10, runs=40, tokens=40, ticks=40, request_ticks=160)
     assert counters.ticks_per_token(alone) == counters.ticks_per_token(four) == 4.0
     assert counters.ticks_per_token(totals()) == pytest.approx(70 / 30)
     assert counters.ticks_per_token(None) is None

@@ -1,0 +1,210 @@
+"""LOOPSPEC_SINGLE and LOOPSPEC_DUAL: while a token climbs to full depth, the next ones are on their way.
+
+A cycle is d1 ticks of all lanes of all requests, then one readout of the lanes that stand at d1, d2 or R:
+
+* at d1 a lane proposes its choice for the next position, at d2 (dual) its choice if that is another;
+* at R the choice f is final: the child that started on f becomes the root, everything else goes; where no such
+  child lives, a fresh lane starts on f (a restart);
+* then the budget is shared out: of all lanes and all proposals without a lane, of all requests, those with the
+  best estimated survival get the rows of the next cycle. Roots always run.
+
+A proposal that finds no row is kept and may start later, as soon as there is room. Pure integers: ``pipeline_round``
+runs the lanes, ``survival`` estimates, ``lane_tree`` keeps each request's tree whole.
+
+Source: LoopSpec (arXiv 2609.17184) for the schedule of one request; budget, late starts and many requests are
+this package's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from typing import NamedTuple
+
+from sglang_trunc.core.counters import PipelineCounters
+from sglang_trunc.core.id_bank import IdBank
+from sglang_trunc.core.lane_tree import KNOWN, Lane, LaneTree, Move, Proposal
+from sglang_trunc.core.survival import Standing, SurvivalEstimator
+from sglang_trunc.core.width_budget import share_out
+
+
+class Schedule(NamedTuple):
+    """Depths and budget; ``core.options`` checks them."""
+
+    recurrences: int  # R
+    d1: int  # divides R
+    d2: int | None  # multiple of d1 below R; None: LOOPSPEC_SINGLE
+    max_width: int  # rows of a tick; more only where there are more requests
+    min_survival: float  # a lane below it is not worth its row
+
+    @property
+    def cycles(self) -> int:
+        """Cycles from a lane's start to its full depth."""
+        return self.recurrences // self.d1
+
+
+class Choice(NamedTuple):
+    """What a readout says of a lane's next position."""
+
+    token: int
+    probability: float  # of that token, at that depth
+
+
+class Commit(NamedTuple):
+    key: Hashable
+    token: int  # of the position after the lane
+    lane: Lane  # the lane whose full-depth readout chose it
+
+
+class Pipeline:
+    """The lanes of all requests. One cycle: ``lanes``, run them, ``readers``, read them out, ``absorb``."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        branch_slots: Sequence[int],
+        state_rows: int,
+        counters: PipelineCounters,
+        exchange: bool = True,
+    ):
+        """``branch_slots``: KV slots of the worker's own. ``state_rows``: of the state bank, at least
+        max(max_width, requests). ``exchange``: see ``LaneTree``."""
+        self.schedule = schedule
+        self.counters = counters
+        self.trees: dict[Hashable, LaneTree] = {}
+        self.estimator = SurvivalEstimator()
+        self.exchange = exchange
+        self._state_rows = state_rows
+        self.reset(branch_slots)
+
+    def reset(self, branch_slots: Sequence[int]) -> None:
+        """Forget every lane and every slot; the pool has been emptied."""
+        self.trees.clear()
+        self.slots = IdBank(branch_slots)
+        self.rows = IdBank(range(self._state_rows))
+
+    def join(self, key: Hashable, request_row: int) -> LaneTree:
+        """A tree for a request that has none, without lanes yet."""
+        assert key not in self.trees
+        tree = self.trees[key] = LaneTree(key, request_row, self.slots, self.rows, self.exchange)
+        return tree
+
+    def admit(self, key: Hashable, request_row: int, position: int, token: int, reserved: list[int], end: int) -> None:
+        """Make a request ready for a round: its lanes if they fit what is said of it, else a cold start.
+
+        ``position``, ``token``: of its newest token, which has no K/V yet. ``reserved``: slots from that position on.
+        ``end``: position of the last token that it may emit, above ``position``.
+        """
+        tree = self.trees.get(key)
+        facts = (request_row, position, token, reserved[0])
+        if tree is not None and facts != tree.facts:
+            self.leave(key)
+            tree = None
+        if tree is None:
+            tree = self.join(key, request_row)
+            tree.reserve(position, reserved, end)
+            tree.plant(token, position)
+            self.counters.cold_starts += 1
+        else:
+            tree.reserve(position, reserved, end)
+
+    def leave(self, key: Hashable) -> None:
+        """Drop a request's lanes, if it has any; its branch slots and state rows are free again."""
+        if tree := self.trees.pop(key, None):
+            self._count_dropped(tree.clear())
+
+    def keep(self, keys: Collection[Hashable]) -> None:
+        """Drop the lanes of every request but these."""
+        for key in [key for key in self.trees if key not in keys]:
+            self.leave(key)
+
+    def lanes(self) -> list[Lane]:
+        """All lanes, to be advanced by d1 steps: by request, oldest first. New ones stand at depth 0."""
+        lanes = []
+        for tree in self.trees.values():
+            tree.set_tails()
+            lanes += tree.lanes
+        return lanes
+
+    def advanced(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Note that the lanes have run d1 steps; returns those to be read out."""
+        for lane in lanes:
+            lane.depth += self.schedule.d1
+        return [lane for tree in self.trees.values() for lane in tree.lanes if self._is_read(tree, lane)]
+
+    def absorb(self, readers: Sequence[Lane], choices: Sequence[Choice]) -> tuple[list[Commit], list[Move]]:
+        """What the readouts said: commits of this cycle, at most one a request, and moves of new roots."""
+        finals = {}
+        for lane, choice in zip(readers, choices, strict=True):
+            if lane.depth == self.schedule.recurrences:
+                finals[lane] = choice.token
+            else:
+                self._propose(lane, choice)
+        commits, moves = [], []
+        for tree in self.trees.values():
+            if tree.root in finals:
+                lane, token = tree.root, finals.pop(tree.root)
+                move = self._commit(tree, token)
+                commits.append(Commit(tree.key, token, lane))
+                if move is not None:
+                    moves.append(move)
+        assert not finals, "a lane that is not its request's root reached full depth"
+        self._share_out()
+        return commits, moves
+
+    # Within a cycle.
+
+    @property
+    def _spare(self) -> int:
+        """Rows beyond one a request."""
+        return self.schedule.max_width - sum(tree.root is not None for tree in self.trees.values())
+
+    def _is_read(self, tree: LaneTree, lane: Lane) -> bool:
+        """Proposals are read only where a child could find a row and a position."""
+        if lane.depth == self.schedule.recurrences:
+            return True
+        proposes = lane.depth in (self.schedule.d1, self.schedule.d2)
+        return proposes and lane.position < tree.limit and self._spare > 0
+
+    def _propose(self, lane: Lane, choice: Choice) -> None:
+        """Record what a lane proposes at its depth."""
+        self.counters.proposed[lane.depth] += 1
+        first = lane.proposals[0] if lane.proposals else None
+        if first is not None and first.token == choice.token:
+            first.standing = Standing.CONFIRMED
+            return
+        if first is not None:
+            first.standing = Standing.CONTESTED
+        standing = Standing.OPEN if lane.depth == self.schedule.d1 else Standing.SECOND
+        lane.proposals.append(Proposal(lane.depth, choice.token, choice.probability, standing))
+
+    def _commit(self, tree: LaneTree, token: int) -> Move | None:
+        root = tree.root
+        assert root is not None
+        self.estimator.observe((p.standing, p.probability, p.token == token) for p in root.proposals)
+        right = next((p for p in root.proposals if p.token == token), None)
+        if root.position + 1 >= tree.end:
+            self.counters.ended += 1
+            self._count_dropped([lane for lane in tree.clear() if lane is not root])
+            return None
+        successor = right.running if right is not None else None
+        self.counters.count_commit(successor.source if successor else KNOWN, proposed=right is not None)
+        dropped, move = tree.reroot(successor, token)
+        self._count_dropped(dropped)
+        return move
+
+    def _share_out(self) -> None:
+        """Cut the trees to the budget, then start what it has room for."""
+        schedule = self.schedule
+        shares = share_out(
+            self.trees.values(), schedule.max_width, schedule.min_survival, schedule.recurrences, self.estimator
+        )
+        for tree in self.trees.values():
+            self._count_dropped(tree.keep(shares.stays.__contains__))
+        for tree, parent, proposal, survival in shares.births:
+            if parent.alive and tree.can_branch(parent.position + 1):
+                tree.grow(parent, proposal).survival = survival
+                self.counters.drafted[proposal.depth] += 1
+
+    def _count_dropped(self, lanes: Sequence[Lane]) -> None:
+        self.counters.lanes_dropped += len(lanes)
+        self.counters.rows_wasted += sum(lane.depth for lane in lanes)

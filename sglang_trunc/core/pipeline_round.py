@@ -1,0 +1,89 @@
+"""One round of a pipelined schedule: cycles until every request has a token.
+
+Lanes live on between rounds in ``Pipeline``; a round only drives it over a ``TreeEngine``. A lane needs R/d1
+cycles at most to reach full depth, so a round takes at most that many, and a request that is ahead commits
+several tokens meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from sglang_trunc.core.lane_tree import Lane, Move
+from sglang_trunc.core.pipeline import Choice, Pipeline
+
+
+class TreeEngine(Protocol):
+    """Runs lanes of many requests, each at its own depth. Lanes come by request, parents before children."""
+
+    def start(self, lanes: Sequence[Lane]) -> None:
+        """Embedding and prelude of new lanes."""
+
+    def advance(self, lanes: Sequence[Lane], ticks: int) -> None:
+        """Run steps ``[lane.depth, lane.depth + ticks)`` of every lane."""
+
+    def readout(self, lanes: Sequence[Lane]) -> Tensor:
+        """Logits at the lanes' depths: float32 ``[n, vocabulary]``."""
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Bring new roots from branch slots to where their requests look for them."""
+
+
+@dataclass
+class PipelineRun:
+    """What one round commits for one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)  # float32 [vocabulary] of each token, where asked for
+
+
+def choose(logits: Tensor) -> list[Choice]:
+    """Best token of each row, the lowest id on ties, with its probability. ``logits``: float32 ``[n, vocabulary]``."""
+    tokens = logits.argmax(-1)
+    picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    probabilities = (picked - logits.logsumexp(-1)).exp()
+    return [Choice(*pair) for pair in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
+
+
+def pipeline_round(
+    engine: TreeEngine,
+    pipeline: Pipeline,
+    keys: Collection[Hashable],
+    keep_logits: bool = False,
+    choose: Callable[[Any], list[Choice]] = choose,
+) -> dict[Hashable, PipelineRun]:
+    """Run cycles until every request of ``keys`` has committed; all of them must have been admitted.
+
+    ``choose`` turns a readout into one choice a row.
+    """
+    counters = pipeline.counters
+    runs: dict[Hashable, PipelineRun] = {key: PipelineRun() for key in keys}
+    while any(not run.tokens for run in runs.values()):
+        lanes = pipeline.lanes()
+        requests = sum(lane.parent is None for lane in lanes)
+        new = [lane for lane in lanes if lane.depth == 0]
+        if new:
+            engine.start(new)
+        engine.advance(lanes, pipeline.schedule.d1)
+        counters.count_ticks(pipeline.schedule.d1, len(lanes), requests)
+        readers = pipeline.advanced(lanes)
+        if not readers:
+            continue
+        logits = engine.readout(readers)
+        for lane in readers:
+            counters.count_readout(lane.depth, 1)
+        commits, moves = pipeline.absorb(readers, choose(logits))
+        if moves:
+            engine.move(moves)
+        at = {lane: index for index, lane in enumerate(readers)} if keep_logits else {}
+        for key, token, lane in commits:
+            runs[key].tokens.append(token)
+            if keep_logits:
+                runs[key].logits.append(logits[at[lane]])
+    counters.rounds += 1
+    counters.runs += len(runs)
+    return runs

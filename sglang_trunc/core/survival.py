@@ -1,0 +1,61 @@
+"""How likely a proposed token is the one that full depth chooses.
+
+A running share of kept proposals, by what is known of the proposal (``Standing``) and by the probability that the
+proposing readout gave it. Early readouts are not calibrated, so their probability is only the prior; a few
+dozen tokens outweigh it. Decides which lanes are worth a row, never what is committed. Counts are integers
+and no clock is read: equal inputs give equal decisions on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+BINS = 8
+PRIOR_WEIGHT = 8.0  # proposals that a prior counts for
+_ALMOST = 0.999  # a survival of 1 would tie a child with its parent
+
+
+class Standing(Enum):
+    """What the depths so far say of a proposal."""
+
+    OPEN = "open"  # proposed at d1; d2 has not spoken, or there is none
+    CONFIRMED = "confirmed"  # d2 chose the same token
+    CONTESTED = "contested"  # d2 chose another
+    SECOND = "second"  # proposed at d2
+
+
+def _prior(standing: Standing, probability: float) -> float:
+    match standing:
+        case Standing.CONFIRMED:
+            return 0.5 + 0.5 * probability
+        case Standing.CONTESTED:
+            return 0.1
+        case _:
+            return probability
+
+
+class SurvivalEstimator:
+    """Shares by standing and probability bin."""
+
+    def __init__(self) -> None:
+        self._kept = {standing: [0] * BINS for standing in Standing}
+        self._seen = {standing: [0] * BINS for standing in Standing}
+
+    def estimate(self, standing: Standing, probability: float) -> float:
+        """Chance in (0, 1) that the proposal is kept. ``probability``: of the token at the proposing readout."""
+        at = _bin(probability)
+        kept, seen = self._kept[standing][at], self._seen[standing][at]
+        share = (PRIOR_WEIGHT * _prior(standing, probability) + kept) / (PRIOR_WEIGHT + seen)
+        return min(share, _ALMOST)
+
+    def observe(self, outcomes: Iterable[tuple[Standing, float, bool]]) -> None:
+        """(standing, probability, kept) of every proposal of a lane that has been verified."""
+        for standing, probability, kept in outcomes:
+            at = _bin(probability)
+            self._seen[standing][at] += 1
+            self._kept[standing][at] += kept
+
+
+def _bin(probability: float) -> int:
+    return min(int(probability * BINS), BINS - 1)

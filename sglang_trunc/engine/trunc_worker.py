@@ -1,0 +1,57 @@
+"""TRUNC's worker: a decode round is one ``trunc_round`` over the chains of all requests."""
+
+from __future__ import annotations
+
+import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from torch import Tensor
+
+from sglang_trunc.core.counters import Counters
+from sglang_trunc.core.trunc import Run, trunc_round
+from sglang_trunc.engine import slots
+from sglang_trunc.engine.kv_pool import LoopedKVPool
+from sglang_trunc.engine.lane_attention import LaneAttention
+from sglang_trunc.engine.lanes import SGLangLanes
+from sglang_trunc.engine.rows import RowRunner
+from sglang_trunc.engine.worker import LoopedWorker
+
+
+class TruncWorker(LoopedWorker):
+    """``--speculative-algorithm trunc``."""
+
+    lanes: SGLangLanes
+
+    def __init__(self, server_args, gpu_id: int, nccl_port: int, target_worker):
+        super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self.counters: Counters = Counters()
+
+    def _build(self, pool: LoopedKVPool, req_to_token_pool, attention: LaneAttention) -> RowRunner:
+        table, most = req_to_token_pool.req_to_token, self.model_runner.max_running_requests
+        self.lanes = SGLangLanes(self.model, pool, table, attention, self.options.block_size, most)
+        return self.lanes.runner
+
+    def _decode(self, batch, on_publish) -> GenerationBatchResult:
+        roots = batch.spec_info.bonus_tokens.to(torch.int64)
+        self.lanes.begin(batch.req_pool_indices, batch.seq_lens)
+        run = trunc_round(self.lanes, roots, self._budgets(batch), self.options, self.counters)
+        logits = self._strided_logits(run, len(roots)) if batch.return_logprob else None
+        return self._result(batch, on_publish, run.tokens, run.lengths, logits)
+
+    def _budgets(self, batch) -> list[int]:
+        """Nodes each request may use: never more than the tokens still wanted or the slots reserved.
+
+        Counted from the committed lengths: ``output_ids`` lags one round under overlap scheduling. A request that has
+        ended is seen once more there, and gets the one node that a round cannot do without.
+        """
+        budgets = []
+        for req, length in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
+            wanted = slots.last_position(req) - length
+            reserved = req.kv.kv_allocated_len - length
+            budgets.append(max(1, min(self.options.block_size, wanted, reserved)))
+        return budgets
+
+    def _strided_logits(self, run: Run, batch_size: int) -> Tensor:
+        """Row ``b * stride + j``: the full-depth distribution that emitted token j of request b."""
+        logits = run.logits.new_zeros(batch_size * self.stride, run.logits.shape[1])
+        logits[run.kept.request * self.stride + run.kept.offset] = run.logits
+        return logits
