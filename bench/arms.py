@@ -7,8 +7,9 @@
 ``algorithm`` is the value of ``--speculative-algorithm`` (default ``trunc``; ``none`` for stock plain
 decoding). A key that starts with ``--`` is a server flag, ``env.NAME`` an environment variable, anything
 else an option of the algorithm, passed as ``SGLANG_TRUNC_<KEY>``. Every other value is the preset's, as for
-any user. Without ``--arm`` the arms are plain, block1 (block size 1: plain decoding through the engine) and
-trunc. Plain is always there, since every ratio is taken against it.
+any user. Without ``--arm`` the arms are plain, block1 (block size 1: plain decoding through the engine), trunc,
+single and dual (the pipelines); their names may be used in ``--arm``, with further settings or without. Plain is
+always there, since every ratio is taken against it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ DEFAULT_ARMS = (
     Arm(PLAIN, None),
     Arm("block1", "trunc", env={f"{OPTION_PREFIX}BLOCK_SIZE": "1"}),
     Arm("trunc", "trunc"),
+    Arm("single", "loopspec_single"),
+    Arm("dual", "loopspec_dual"),
 )
 
 
@@ -43,9 +46,8 @@ def parse_arm(text: str) -> Arm:
     name, _, settings = text.partition(":")
     if not name:
         raise ValueError(f"an arm is NAME:key=value,..., got {text!r}")
-    algorithm: str | None = "trunc"
-    flags: list[str] = []
-    env: dict[str, str] = {}
+    base = next((arm for arm in DEFAULT_ARMS if arm.name == name), Arm(name, "trunc"))
+    algorithm, flags, env = base.algorithm, list(base.flags), dict(base.env)
     for entry in filter(None, settings.split(",")):
         key, equals, value = entry.partition("=")
         if key == "algorithm":

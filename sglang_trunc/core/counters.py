@@ -6,7 +6,7 @@ pipelines one token for every lane that reached full depth.
 
 Identities (tests), TRUNC: ``tokens == accepted + runs``; ``accepted <= drafted``;
 ``sum(accepted_by_position) == accepted``; ``rows >= ticks``. Pipelines: ``tokens == accepted(d1) + accepted(d2) +
-restarts + ended``; ``rows == R * tokens + rows_wasted + rows in flight``; ``missed <= restarts``.
+restarts + ended``; ``rows + warm_rows == R * tokens + rows_wasted + rows in flight``; ``missed <= restarts``.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ class PipelineCounters(TickCounters):
     missed: int = 0  # restarts on a token that had been proposed: its lane was cut, or found no row
     ended: int = 0  # tokens after which nothing was wanted
     cold_starts: int = 0  # requests that came into a round without lanes
+    warm_starts: int = 0  # requests whose lanes started during their prefill
+    warm_rows: int = 0  # rows that ran along with a prefill, beside ``rows``
     lanes_dropped: int = 0
     rows_wasted: int = 0  # rows of dropped lanes
 
@@ -146,6 +148,8 @@ class PipelineCounters(TickCounters):
             "missed": self.missed,
             "ended": self.ended,
             "cold_starts": self.cold_starts,
+            "warm_starts": self.warm_starts,
+            "warm_rows": self.warm_rows,
             "lanes_dropped": self.lanes_dropped,
             "rows_wasted": self.rows_wasted,
             "accept_length": self.tokens / passes if passes else None,

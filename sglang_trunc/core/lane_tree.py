@@ -5,8 +5,9 @@ d2. All lanes advance together, so a lane stays at least one proposal depth behi
 strictly the deepest: at most one lane of a request reaches full depth in a cycle.
 
 Slots: position p of the request has a slot that SGLang reserved; the first lane at p uses it, further ones
-(*branches*) borrow one from a bank. ``pipeline`` decides what is born and what goes; this module keeps the tree whole:
-no lane without its ancestors, no slot twice.
+(*branches*) borrow one from a bank, as do all lanes that start while their prompt is still being prefilled.
+``pipeline`` decides what is born and what goes; this module keeps the tree whole: no lane without its ancestors, no
+slot twice.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from sglang_trunc.core.id_bank import IdBank
 from sglang_trunc.core.survival import Standing
 
+NO_ROW = -1  # of a prompt's last token: its state is the prefill's
 KNOWN = 0  # source of a token that nobody had to propose: a prompt's first token, a restart
 
 
@@ -75,27 +77,40 @@ class LaneTree:
         self.root: Lane | None = None
         self.lanes: list[Lane] = []
         self.end = 0  # position of the last token that the request may emit
+        self.limit = -1  # the last position at which a lane is of use
         self.reserved: dict[int, int] = {}  # position -> slot, from the root's position on
         self._slots = slots
         self._rows = rows
         self._taken: set[int] = set()  # positions whose reserved slot a lane uses
         self._branches = 0  # lanes in slots of the bank
 
-    @property
-    def limit(self) -> int:
-        """The last position at which a lane is of use."""
-        return min(self.end - 1, max(self.reserved, default=-1))
-
-    @property
-    def facts(self) -> tuple[int, int, int, int] | None:
-        """Request row, and position, token and slot of the root; None without one."""
+    def fits(self, request_row: int, position: int, token: int, slot: int) -> bool:
+        """Whether the root is this token at this position; its slot counts once there are reserved ones."""
         root = self.root
-        return root and (self.request_row, root.position, root.token, root.slot)
+        if root is None or (self.request_row, root.position, root.token) != (request_row, position, token):
+            return False
+        return root.slot == slot or not self.reserved
 
-    def reserve(self, first: int, slots: list[int], end: int) -> None:
-        """Name the reserved slots from position ``first`` on, and the last position that a token may have."""
+    def reserve(self, first: int, slots: list[int], end: int) -> Move | None:
+        """Name the reserved slots from position ``first`` on, and the last position that a token may have.
+
+        The move, if any, brings a root that started without a reserved slot to its own.
+        """
         self.reserved = dict(enumerate(slots, start=first))
         self.end = end
+        self.limit = min(end - 1, first + len(slots) - 1)
+        return self._settle(self.root) if self.root is not None else None
+
+    def watch(self, token: int, position: int, slot: int, end: int) -> Lane:
+        """Take a prompt's last token for the root; its prefill runs it, and nothing behind it is reserved yet."""
+        assert not self.lanes
+        self.end = end
+        self.limit = end - 1
+        self.reserved = {position: slot}
+        self._taken.add(position)
+        self.root = Lane(token, position, slot, NO_ROW, self.request_row, None, KNOWN)
+        self.lanes.append(self.root)
+        return self.root
 
     def plant(self, token: int, position: int) -> Lane:
         """Start on a known token; the tree must be empty."""
@@ -105,7 +120,7 @@ class LaneTree:
 
     def can_branch(self, position: int) -> bool:
         """Whether a further lane at this position finds a slot."""
-        return position not in self._taken or self._slots.free > 0
+        return self._is_free(position) or self._slots.free > 0
 
     def grow(self, parent: Lane, proposal: Proposal) -> Lane:
         """Start a child on a proposal."""
@@ -132,6 +147,7 @@ class LaneTree:
         """Commit the root, go on from ``successor``, or from a fresh lane on ``token``.
 
         Returns the lanes that were dropped (the old root is not among them) and what to do about the new root's slot.
+        A fresh lane needs its position's slot to be reserved.
         """
         root = self.root
         assert root is not None
@@ -171,19 +187,24 @@ class LaneTree:
         return tuple(reversed(slots))
 
     def _add(self, parent: Lane | None, token: int, position: int, source: int) -> Lane:
-        if position in self._taken:
-            slot = self._slots.take()
-            self._branches += 1
-        else:
+        if self._is_free(position):
             slot = self.reserved[position]
             self._taken.add(position)
+        else:
+            slot = self._slots.take()
+            self._branches += 1
         lane = Lane(token, position, slot, self._rows.take(), self.request_row, parent, source)
         self.lanes.append(lane)
         return lane
 
+    def _is_free(self, position: int) -> bool:
+        """Whether a lane at this position would use its reserved slot."""
+        return position in self.reserved and position not in self._taken
+
     def _release(self, lane: Lane) -> None:
         lane.alive = False
-        self._rows.give(lane.row)
+        if lane.row != NO_ROW:
+            self._rows.give(lane.row)
         if lane.slot == self.reserved.get(lane.position):
             self._taken.discard(lane.position)
         else:
@@ -192,8 +213,8 @@ class LaneTree:
 
     def _settle(self, root: Lane) -> Move | None:
         """Make a root's slot the one of its position: ids change places, or its K/V go to the reserved slot."""
-        reserved = self.reserved[root.position]
-        if root.slot == reserved:
+        reserved = self.reserved.get(root.position)
+        if reserved is None or root.slot == reserved:
             return None
         move = Move(self.request_row, root.position, root.slot, reserved)
         self._branches -= 1

@@ -66,8 +66,8 @@ class Pipeline:
         counters: PipelineCounters,
         exchange: bool = True,
     ):
-        """``branch_slots``: KV slots of the worker's own. ``state_rows``: of the state bank, at least
-        max(max_width, requests). ``exchange``: see ``LaneTree``."""
+        """``branch_slots``: KV slots of the worker's own. ``state_rows``: of the state bank, ``max_width`` and one a
+        request, since a request may arrive while others use the whole width. ``exchange``: see ``LaneTree``."""
         self.schedule = schedule
         self.counters = counters
         self.trees: dict[Hashable, LaneTree] = {}
@@ -78,7 +78,8 @@ class Pipeline:
 
     def reset(self, branch_slots: Sequence[int]) -> None:
         """Forget every lane and every slot; the pool has been emptied."""
-        self.trees.clear()
+        for key in list(self.trees):
+            self.leave(key)
         self.slots = IdBank(branch_slots)
         self.rows = IdBank(range(self._state_rows))
 
@@ -88,24 +89,47 @@ class Pipeline:
         tree = self.trees[key] = LaneTree(key, request_row, self.slots, self.rows, self.exchange)
         return tree
 
-    def admit(self, key: Hashable, request_row: int, position: int, token: int, reserved: list[int], end: int) -> None:
+    def admit(
+        self, key: Hashable, request_row: int, position: int, token: int, reserved: list[int], end: int
+    ) -> Move | None:
         """Make a request ready for a round: its lanes if they fit what is said of it, else a cold start.
 
         ``position``, ``token``: of its newest token, which has no K/V yet. ``reserved``: slots from that position on.
         ``end``: position of the last token that it may emit, above ``position``.
         """
         tree = self.trees.get(key)
-        facts = (request_row, position, token, reserved[0])
-        if tree is not None and facts != tree.facts:
-            self.leave(key)
-            tree = None
-        if tree is None:
-            tree = self.join(key, request_row)
-            tree.reserve(position, reserved, end)
-            tree.plant(token, position)
-            self.counters.cold_starts += 1
-        else:
-            tree.reserve(position, reserved, end)
+        if tree is not None and tree.fits(request_row, position, token, reserved[0]):
+            return tree.reserve(position, reserved, end)
+        self.leave(key)
+        tree = self.join(key, request_row)
+        tree.reserve(position, reserved, end)
+        tree.plant(token, position)
+        self.counters.cold_starts += 1
+        return None
+
+    def watch(self, key: Hashable, request_row: int, position: int, token: int, slot: int, end: int) -> None:
+        """A request's prompt is being prefilled: the lanes of its first tokens may start meanwhile.
+
+        ``position``, ``token``, ``slot``: of the prompt's last token, the root until ``answer``. ``end``:
+        as in ``admit``, above ``position + 1``.
+        """
+        self.leave(key)
+        self.join(key, request_row).watch(token, position, slot, end)
+
+    def answer(self, key: Hashable, token: int) -> None:
+        """The prefill is through and chose the first token: keep the lanes that started on it."""
+        tree = self.trees[key]
+        root = tree.root
+        assert root is not None
+        self.estimator.observe((p.standing, p.probability, p.token == token) for p in root.proposals)
+        right = next((p.running for p in root.proposals if p.token == token), None)
+        if right is None:
+            self._count_dropped([lane for lane in tree.clear() if lane is not root])
+            del self.trees[key]
+            return
+        self.counters.warm_starts += 1
+        dropped, _ = tree.reroot(right, token)
+        self._count_dropped(dropped)
 
     def leave(self, key: Hashable) -> None:
         """Drop a request's lanes, if it has any; its branch slots and state rows are free again."""
@@ -117,19 +141,28 @@ class Pipeline:
         for key in [key for key in self.trees if key not in keys]:
             self.leave(key)
 
-    def lanes(self) -> list[Lane]:
-        """All lanes, to be advanced by d1 steps: by request, oldest first. New ones stand at depth 0."""
+    def make_room(self) -> None:
+        """Cut the trees to the budget after arrivals."""
+        if sum(len(tree.lanes) for tree in self.trees.values()) > self.schedule.max_width:
+            self._share_out()
+
+    def lanes(self, keys: Collection[Hashable] | None = None) -> list[Lane]:
+        """Lanes to be advanced by d1 steps, of these requests or all: by request, oldest first. New ones stand at 0."""
         lanes = []
-        for tree in self.trees.values():
-            tree.set_tails()
-            lanes += tree.lanes
+        for key, tree in self.trees.items():
+            if keys is None or key in keys:
+                tree.set_tails()
+                lanes += tree.lanes
         return lanes
 
     def advanced(self, lanes: Sequence[Lane]) -> list[Lane]:
         """Note that the lanes have run d1 steps; returns those to be read out."""
         for lane in lanes:
             lane.depth += self.schedule.d1
-        return [lane for tree in self.trees.values() for lane in tree.lanes if self._is_read(tree, lane)]
+        ran = set(lanes)
+        return [
+            lane for tree in self.trees.values() for lane in tree.lanes if lane in ran and self._is_read(tree, lane)
+        ]
 
     def absorb(self, readers: Sequence[Lane], choices: Sequence[Choice]) -> tuple[list[Commit], list[Move]]:
         """What the readouts said: commits of this cycle, at most one a request, and moves of new roots."""

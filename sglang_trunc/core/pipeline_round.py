@@ -62,6 +62,7 @@ def pipeline_round(
     """
     counters = pipeline.counters
     runs: dict[Hashable, PipelineRun] = {key: PipelineRun() for key in keys}
+    pipeline.make_room()
     while any(not run.tokens for run in runs.values()):
         lanes = pipeline.lanes()
         requests = sum(lane.parent is None for lane in lanes)
@@ -71,12 +72,10 @@ def pipeline_round(
         engine.advance(lanes, pipeline.schedule.d1)
         counters.count_ticks(pipeline.schedule.d1, len(lanes), requests)
         readers = pipeline.advanced(lanes)
-        if not readers:
-            continue
-        logits = engine.readout(readers)
+        logits: Any = engine.readout(readers) if readers else None
         for lane in readers:
             counters.count_readout(lane.depth, 1)
-        commits, moves = pipeline.absorb(readers, choose(logits))
+        commits, moves = pipeline.absorb(readers, choose(logits) if readers else [])
         if moves:
             engine.move(moves)
         at = {lane: index for index, lane in enumerate(readers)} if keep_logits else {}

@@ -46,13 +46,14 @@ def measure(runner: RowRunner, context: int) -> CostTable:
     widths = [width for width in WIDTHS if width * (context + 1) <= runner.pool.size]
     most = max(widths, default=0)
     slots = torch.arange(1, most * (context + 1) + 1, dtype=torch.int32, device=device)
-    probe = SGLangLanes(runner.model, runner.pool, slots.view(most, -1), runner.attention, width=1, max_requests=most)
+    rows = RowRunner(runner.model, runner.pool, slots.view(most, -1), runner.attention, capacity=most)
+    probe = SGLangLanes(rows, width=1)
     table = CostTable(context, {}, {})
     for width in widths:
-        rows = torch.arange(width, device=device)
-        probe.begin(rows, torch.full((width,), context, device=device))
-        nodes = Nodes(rows, torch.zeros_like(rows))
-        probe.start(nodes, rows + 1)
+        requests = torch.arange(width, device=device)
+        probe.begin(requests, torch.full((width,), context, device=device))
+        nodes = Nodes(requests, torch.zeros_like(requests))
+        probe.start(nodes, requests + 1)
         table.tick[width] = _time(partial(probe.advance, nodes, 0, runner.recurrences)) / runner.recurrences
         table.readout[width] = _time(partial(probe.readout, nodes))
     runner.pool.clear_rows(int(slots.numel()) + 1)

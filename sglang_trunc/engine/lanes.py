@@ -6,34 +6,20 @@ its position. ``rows`` runs them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from sglang_trunc.core.looped import Nodes
-from sglang_trunc.engine.kv_pool import LoopedKVPool
-from sglang_trunc.engine.lane_attention import LaneAttention
 from sglang_trunc.engine.rows import RowRunner, Rows
-from sglang_trunc.models.looped import LoopedCausalLM
 
 
 class SGLangLanes:
     """Runs nodes through the served model (``core.looped.LaneEngine``)."""
 
-    def __init__(
-        self,
-        model: LoopedCausalLM,
-        pool: LoopedKVPool,
-        req_to_token: Tensor,
-        attention: LaneAttention,
-        width: int,
-        max_requests: int,
-        buckets: Sequence[int] = (),
-    ):
-        """``width``: nodes of a request. ``buckets``: see ``RowRunner``."""
-        self.runner = RowRunner(model, pool, req_to_token, attention, width * max_requests, buckets)
-        self.recurrences = self.runner.recurrences
+    def __init__(self, runner: RowRunner, width: int):
+        """``width``: nodes of a request; the runner's capacity is at least that many for every request."""
+        self.runner = runner
+        self.recurrences = runner.recurrences
         self.width = width
         self._loaded: Nodes | None = None
         self._rows: Rows | None = None

@@ -13,18 +13,25 @@ changes; larger pages cannot be broken up, and there the winner's K/V are copied
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from pathlib import Path
+
 import torch
 from sglang.srt.managers.utils import GenerationBatchResult
 from torch import Tensor
 
 from sglang_trunc.core.counters import PipelineCounters
 from sglang_trunc.core.pipeline import Pipeline, Schedule
-from sglang_trunc.core.pipeline_round import PipelineRun, pipeline_round
+from sglang_trunc.core.pipeline_round import PipelineRun, choose, pipeline_round
+from sglang_trunc.core.traced_pipeline import TracedPipeline
 from sglang_trunc.engine import departures, slots
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lane_attention import LaneAttention
+from sglang_trunc.engine.options import trace_file
 from sglang_trunc.engine.rows import RowRunner
 from sglang_trunc.engine.tree_lanes import TreeLanes
+from sglang_trunc.engine.warm_start import PrefillRiders
 from sglang_trunc.engine.worker import LoopedWorker
 
 
@@ -40,14 +47,26 @@ class PipelineWorker(LoopedWorker):
 
     def _build(self, pool: LoopedKVPool, req_to_token_pool, attention: LaneAttention) -> RowRunner:
         schedule = self._schedule()
-        capacity = max(schedule.max_width, self.model_runner.max_running_requests)
+        capacity = schedule.max_width + self.model_runner.max_running_requests
         tails = schedule.cycles if pool.branches else 0
-        table = req_to_token_pool.req_to_token
-        runner = RowRunner(self.model, pool, table, attention, capacity, tail_width=tails)
+        runner = self._runner(pool, req_to_token_pool, attention, capacity=capacity, tail_width=tails)
         self.lanes = TreeLanes(runner)
-        self.pipeline = Pipeline(schedule, pool.branch_slots, capacity, self.counters, exchange=pool.page_size == 1)
+        self.pipeline = self._make_pipeline(schedule, pool, capacity)
         departures.announce(req_to_token_pool, self.pipeline.leave)
         return runner
+
+    def _make_pipeline(self, schedule: Schedule, pool: LoopedKVPool, capacity: int) -> Pipeline:
+        """Traced where a trace was asked for."""
+        arguments = (schedule, pool.branch_slots, capacity, self.counters, pool.page_size == 1)
+        path = trace_file(self.options.algorithm)
+        if path is None:
+            return Pipeline(*arguments)
+        about = {
+            "model": Path(self.model_runner.model_config.model_path).name,
+            "schedule": self.options.algorithm,
+            "options": dataclasses.asdict(self.options),
+        }
+        return TracedPipeline(*arguments, path, about, lambda lanes: choose(self.lanes.peek(lanes)))
 
     def _schedule(self) -> Schedule:
         options = self.options
@@ -64,9 +83,32 @@ class PipelineWorker(LoopedWorker):
         self.pipeline.reset(self.lanes.runner.pool.branch_slots)
 
     def _prefill(self, batch, on_publish) -> GenerationBatchResult:
+        """SGLang's prefill, with the lanes of the first tokens running along (``warm_start``)."""
         for req in batch.reqs:
             self.pipeline.leave(req.rid)
-        return super()._prefill(batch, on_publish)
+        watched = self._watch(batch)
+        if not watched:
+            return super()._prefill(batch, on_publish)
+        batch.spec_info = PrefillRiders(self.lanes, self.pipeline, watched)
+        result = super()._prefill(batch, on_publish)
+        for req, token in zip(batch.reqs, result.next_token_ids.tolist(), strict=True):
+            if req.rid in watched:
+                self.pipeline.answer(req.rid, token)
+        return result
+
+    def _watch(self, batch) -> dict[str, int]:
+        """Requests whose prompts end in this batch and that want more than one token -> row of their last one."""
+        watched = {}
+        ends = itertools.accumulate(batch.extend_lens)
+        lengths, rows = batch.seq_lens.tolist(), batch.req_pool_indices.tolist()
+        for req, length, row, end in zip(batch.reqs, lengths, rows, ends, strict=True):
+            last = slots.last_position(req)
+            if length == len(req.origin_input_ids) + len(req.output_ids) and last > length:
+                token = (req.output_ids or req.origin_input_ids)[-1]
+                slot = int(self.lanes.runner.req_to_token[row, length - 1])
+                self.pipeline.watch(req.rid, row, length - 1, token, slot, last)
+                watched[req.rid] = end - 1
+        return watched
 
     def _decode(self, batch, on_publish) -> GenerationBatchResult:
         running = self._admit(batch)
@@ -89,7 +131,7 @@ class PipelineWorker(LoopedWorker):
         lengths, rows = batch.seq_lens.tolist(), batch.req_pool_indices.tolist()
         tokens = batch.spec_info.bonus_tokens.tolist()
         self.pipeline.keep({req.rid for req in batch.reqs})
-        running = []
+        running, moves = [], []
         reserved = self._reserved(batch, lengths)
         for req, length, row, token, own in zip(batch.reqs, lengths, rows, tokens, reserved, strict=True):
             last = slots.last_position(req)
@@ -97,8 +139,12 @@ class PipelineWorker(LoopedWorker):
                 self.pipeline.leave(req.rid)
                 continue
             # Never past the slots that are there; a request cut short so starts cold in the next round.
-            self.pipeline.admit(req.rid, row, length, token, own, min(last, length + len(own) - 1))
+            move = self.pipeline.admit(req.rid, row, length, token, own, min(last, length + len(own) - 1))
+            if move is not None:
+                moves.append(move)
             running.append(req.rid)
+        if moves:
+            self.lanes.move(moves)
         return running
 
     def _reserved(self, batch, lengths: list[int]) -> list[list[int]]:

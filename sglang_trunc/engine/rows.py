@@ -108,35 +108,55 @@ class RowRunner:
         """Embedding and prelude: the state before step 0. ``token_ids`` int64 ``[real]``."""
         ids = torch.zeros(rows.bucket, dtype=torch.int64, device=token_ids.device)
         ids[: rows.real] = token_ids
-        self._scatter(rows, self.model.embed(ids, rows.positions, self._attend(rows)))
+        self.scatter(rows, self.model.embed(ids, rows.positions, self.attend(rows)))
 
     def advance(self, rows: Rows, ticks: int) -> None:
         """``ticks`` steps of every row, from the step its ``kv_offset`` stands for."""
-        state = self._gather(rows)
-        attend = self._attend(rows)
+        state = self.gather(rows)
+        attend = self.attend(rows)
         for _ in range(ticks):
-            torch.add(rows.slots, rows.kv_offset, out=rows.write_locs)
+            self.begin_step(rows)
             state = self.model.recur(state, rows.positions, attend)
-            # Padding rows stay at step 0's padding page.
-            rows.kv_offset[: rows.real] += self.pool.rows_per_step
-        self._scatter(rows, state)
+            self.end_step(rows)
+        self.scatter(rows, state)
+
+    def begin_step(self, rows: Rows) -> None:
+        """Name the places that the coming recurrence writes."""
+        torch.add(rows.slots, rows.kv_offset, out=rows.write_locs)
+
+    def end_step(self, rows: Rows) -> None:
+        """Go on to the next step. Padding rows stay at step 0's padding page."""
+        rows.kv_offset[: rows.real] += self.pool.rows_per_step
 
     def readout(self, rows: Rows) -> Tensor:
         """Logits of the rows as they stand: float32 ``[real, vocabulary]``."""
-        hidden = self.model.readout(self._gather(rows), rows.positions, self._attend(rows))
+        hidden = self.model.readout(self.gather(rows), rows.positions, self.attend(rows))
         return self.model.logits(hidden)[: rows.real]
 
-    def _gather(self, rows: Rows) -> LoopState:
+    def peek(self, rows: Rows) -> Tensor:
+        """``readout`` after which the coda's K/V of these rows are as they were."""
+        coda = range(self.model.shape.coda)
+        buffers = [buffer for index in coda for buffer in self.pool.flat_rows("coda", index)]
+        before = [buffer[rows.slots] for buffer in buffers]
+        logits = self.readout(rows)
+        for buffer, values in zip(buffers, before, strict=True):
+            buffer[rows.slots] = values
+        return logits
+
+    def gather(self, rows: Rows) -> LoopState:
+        """The rows' states, out of the bank."""
         injected = None if self.injected is None else self.injected[rows.bank]
         return LoopState(self.hidden[rows.bank], injected)
 
-    def _scatter(self, rows: Rows, state: LoopState) -> None:
+    def scatter(self, rows: Rows, state: LoopState) -> None:
+        """The rows' states, back into the bank."""
         self.hidden[rows.bank] = state.hidden
         if self.injected is not None:
             assert state.injected is not None
             self.injected[rows.bank] = state.injected
 
-    def _attend(self, rows: Rows) -> Attend:
+    def attend(self, rows: Rows) -> Attend:
+        """Stores K/V of the rows, then attends, each row at its own step."""
         tails = (rows.kv_tails, rows.kv_shared) if self.tail_width else ()
 
         def attend(site: AttentionSite, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -24,13 +24,17 @@ class TreeLanes:
 
     def start(self, lanes: Sequence[Lane]) -> None:
         tokens = torch.tensor([lane.token for lane in lanes], device=self.runner.req_to_token.device)
-        self.runner.embed(self._load(lanes), tokens)
+        self.runner.embed(self.load(lanes), tokens)
 
     def advance(self, lanes: Sequence[Lane], ticks: int) -> None:
-        self.runner.advance(self._load(lanes), ticks)
+        self.runner.advance(self.load(lanes), ticks)
 
     def readout(self, lanes: Sequence[Lane]) -> Tensor:
-        return self.runner.readout(self._load(lanes))
+        return self.runner.readout(self.load(lanes))
+
+    def peek(self, lanes: Sequence[Lane]) -> Tensor:
+        """``readout`` that leaves no mark, for lanes that are not due."""
+        return self.runner.peek(self.load(lanes))
 
     def move(self, moves: Sequence[Move]) -> None:
         """Page size 1: the table names the branch slot. Larger pages belong together, so there K/V are copied."""
@@ -43,7 +47,8 @@ class TreeLanes:
         else:
             pool.copy_rows(slots, reserved)
 
-    def _load(self, lanes: Sequence[Lane]) -> Rows:
+    def load(self, lanes: Sequence[Lane]) -> Rows:
+        """The row buffers, filled for these lanes."""
         real = len(lanes)
         rows = self.runner.take(real)
         table = self.runner.req_to_token

@@ -26,8 +26,9 @@ class TruncWorker(LoopedWorker):
         self.counters: Counters = Counters()
 
     def _build(self, pool: LoopedKVPool, req_to_token_pool, attention: LaneAttention) -> RowRunner:
-        table, most = req_to_token_pool.req_to_token, self.model_runner.max_running_requests
-        self.lanes = SGLangLanes(self.model, pool, table, attention, self.options.block_size, most)
+        block = self.options.block_size
+        capacity = block * self.model_runner.max_running_requests
+        self.lanes = SGLangLanes(self._runner(pool, req_to_token_pool, attention, capacity=capacity), block)
         return self.lanes.runner
 
     def _decode(self, batch, on_publish) -> GenerationBatchResult:

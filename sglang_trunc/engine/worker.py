@@ -10,6 +10,7 @@ written again in the next round, and the scheduler frees what is left.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from typing import Any
@@ -30,6 +31,7 @@ from sglang_trunc.engine.names import MEASURE_ENV
 from sglang_trunc.engine.options import described, resolve
 from sglang_trunc.engine.rows import RowRunner
 from sglang_trunc.engine.state import TruncState
+from sglang_trunc.engine.stopwatch import Stopwatch, TimedRunner
 from sglang_trunc.models.looped import LoopedCausalLM
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class LoopedWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self.stride = get_spec().speculative_num_draft_tokens
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.cost: cost.CostTable | None = None
+        self.stopwatch = Stopwatch() if os.environ.get(MEASURE_ENV) else None
 
     def alloc_memory_pool(self, **_) -> None:
         """Called once SGLang's pools exist."""
@@ -75,8 +78,8 @@ class LoopedWorker(BaseSpecWorker):
             )
         attention = lane_attention.choose()
         runner = self._build(pool, req_to_token_pool, attention)
-        if text := os.environ.get(MEASURE_ENV):
-            self.cost = cost.measure(runner, cost.context_from(text))
+        if self.stopwatch:
+            self.cost = cost.measure(runner, cost.context_from(os.environ[MEASURE_ENV]))
         logger.info("%s: R=%d, lane attention %s", self.algorithm, runner.recurrences, attention.name)
 
     def init_attention_backends(self) -> None:
@@ -90,13 +93,23 @@ class LoopedWorker(BaseSpecWorker):
         """One round; see the module docstring and SGLang's ``Scheduler.run_batch``."""
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish)
-        return self._decode(batch, on_publish)
+        with self.stopwatch.running("rounds") if self.stopwatch else contextlib.nullcontext():
+            return self._decode(batch, on_publish)
 
     # For subclasses.
 
     def _build(self, pool: LoopedKVPool, req_to_token_pool, attention: LaneAttention) -> RowRunner:
         """Make the lanes; returns what runs their rows."""
         raise NotImplementedError
+
+    def _runner(self, pool: LoopedKVPool, req_to_token_pool, attention: LaneAttention, **sizes) -> RowRunner:
+        """What runs rows, timed where a measurement was asked for."""
+        kind = TimedRunner if self.stopwatch else RowRunner
+        runner = kind(self.model, pool, req_to_token_pool.req_to_token, attention, **sizes)
+        if isinstance(runner, TimedRunner):
+            assert self.stopwatch is not None
+            runner.stopwatch = self.stopwatch
+        return runner
 
     def _decode(self, batch, on_publish) -> GenerationBatchResult:
         """One decode round."""

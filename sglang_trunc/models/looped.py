@@ -14,7 +14,7 @@ The step is an argument of ``attend``'s maker, never a state of the model. KV la
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -46,6 +46,14 @@ class AttentionSite:
 
 Attend = Callable[[AttentionSite, Tensor, Tensor, Tensor], Tensor]
 """``attend(site, q [n, Hq*D], k [n, Hkv*D], v [n, Hkv*D]) -> [n, Hq*D]``: stores K/V, then attends."""
+
+
+@runtime_checkable
+class Riders(Protocol):
+    """What runs further rows along with a prefill (``engine.warm_start``); a batch's ``spec_info`` may be one."""
+
+    def recur(self, model: LoopedCausalLM, step: int, state: LoopState, positions: Tensor, attend: Attend) -> LoopState:
+        """One recurrence in the place of ``model.recur(state, positions, attend)``."""
 
 
 class Norm(nn.Module):
@@ -180,8 +188,12 @@ class LoopedCausalLM(nn.Module):
 
             return attend
 
+        riders = forward_batch.spec_info if isinstance(forward_batch.spec_info, Riders) else None
         state = self.embed(input_ids, positions, attend_at(0))
         for step in range(self.shape.recurrences):
-            state = self.recur(state, positions, attend_at(step))
+            if riders is None:
+                state = self.recur(state, positions, attend_at(step))
+            else:
+                state = riders.recur(self, step, state, positions, attend_at(step))
         hidden = self.readout(state, positions, attend_at(0))
         return self.logits_processor(input_ids, hidden, self.lm_head, forward_batch)

@@ -66,7 +66,6 @@ class Stand:
             key: Request(10 + key, len(tokens), list(tokens), wanted) for key, (tokens, wanted) in enumerate(requests)
         }
         self.branch_slots = range(FIRST_BRANCH, FIRST_BRANCH + branches)
-        # Requests that arrive beside a full pipeline overflow max_width for a cycle: see test_pipeline_arrivals.
         self.state_rows = state_rows or plan.max_width + len(requests)
         self.counters = PipelineCounters(recurrences=plan.recurrences)
         self.pipeline = Pipeline(plan, self.branch_slots, self.state_rows, self.counters, exchange)
@@ -74,9 +73,7 @@ class Stand:
         per_request = max((len(r.tokens) + r.wanted for r in self.requests.values()), default=0) + lookahead + 1
         self.every_slot = set(range(1, 1 + per_request * len(requests)))
         self.pool = sorted(self.every_slot)
-        self.planted = 0
-        self.arrived = 0  # since the budget was last shared out, which takes a readout
-        self.readouts = 0  # of the engine, when the last one arrived
+        self.joins = 0
         self.widths: list[int] = []  # rows of every cycle
         self.born: list[int] = []  # lanes started in every cycle
 
@@ -98,13 +95,8 @@ class Stand:
             self.engine.table[request.row] = {}
             self._reserve(request)
             self.engine.prefill(request.row, request.tokens)
-        root = len(request.tokens) - 1
-        tree = self.pipeline.join(key, request.row)
-        self._name_reserved(key)
-        tree.plant(request.tokens[-1], root)
-        self.planted += 1
-        self.arrived += 1
-        self.readouts = self.engine.readouts
+        self._admit(key)
+        self.joins += 1
 
     def leave(self, key: int, free: bool = True) -> None:
         """Drop a request's lanes; ``free``: its K/V as well."""
@@ -119,7 +111,7 @@ class Stand:
         self.pipeline.keep(keys)
         for key in keys:
             self._reserve(self.requests[key])
-            self._name_reserved(key)
+            self._admit(key)
         cycles = self.engine.cycles
         runs = pipeline_round(self.engine, self.pipeline, keys, keep_logits)
         assert self.engine.cycles - cycles <= self.plan.cycles
@@ -128,9 +120,9 @@ class Stand:
             assert 1 <= len(run.tokens) <= self.plan.cycles
             self.requests[key].tokens += run.tokens
             self.check_text(key)
+            assert self.requests[key].done == (self.pipeline.trees[key].root is None)
             if self.requests[key].done:
                 self.requests[key].joined = False
-                assert self.pipeline.trees[key].root is None
                 self.pool += self.engine.table.pop(self.requests[key].row).values()
         self.check_identities()
         return runs
@@ -149,11 +141,12 @@ class Stand:
         for position in range(len(table), len(request.tokens) - 1 + self.lookahead):
             table[position] = self.pool.pop()
 
-    def _name_reserved(self, key: int) -> None:
+    def _admit(self, key: int) -> None:
         request = self.requests[key]
         table, root = self.engine.table[request.row], len(request.tokens) - 1
         slots = [table[position] for position in range(root, len(table))]
-        self.pipeline.trees[key].reserve(root, slots, request.end)
+        move = self.pipeline.admit(key, request.row, root, request.tokens[-1], slots, request.end)
+        assert move is None, "its root has a slot of its own since it became the root"
 
     # What must hold.
 
@@ -167,9 +160,7 @@ class Stand:
         roots = [lane for lane in lanes if lane.parent is None]
         waiting = [tree for tree in self.pipeline.trees.values() if tree.root is not None]
         assert roots == [tree.root for tree in waiting], "a root stands still"
-        if self.engine.readouts > self.readouts:
-            self.arrived = 0
-        assert len(lanes) <= max(self.plan.max_width, len(roots)) + self.arrived
+        assert len(lanes) <= max(self.plan.max_width, len(roots))
         self.widths.append(len(lanes))
         self.born.append(sum(lane.depth == 0 for lane in lanes))
         branches = sum(lane.slot not in self.engine.table[lane.request_row].values() for lane in lanes)
@@ -190,8 +181,9 @@ class Stand:
         made = sum(len(request.tokens) - request.prompt for request in self.requests.values())
         assert made == c.tokens == c.accepted[plan.d1] + c.accepted[plan.d2] + c.restarts + c.ended
         assert c.rows == self.engine.rows == plan.recurrences * made + c.rows_wasted + sum(x.depth for x in lanes)
-        assert self.planted + c.restarts + c.drafted.total() == made + c.lanes_dropped + len(lanes)
+        assert c.cold_starts + c.restarts + c.drafted.total() == made + c.lanes_dropped + len(lanes)
         assert c.missed <= c.restarts
+        assert c.cold_starts == self.joins
         assert c.ticks == self.engine.cycles * plan.d1
         assert sum(ticks * width for width, ticks in c.widths.items()) == c.rows
         assert c.readouts[plan.recurrences] == made

@@ -6,11 +6,15 @@ import os
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from tests.engine.stand import Stand
+
+if TYPE_CHECKING:
+    from tests.engine.tree_stand import TreeStand
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +62,7 @@ def served_model(sglang_context, tiny_checkpoint) -> Callable[..., torch.nn.Modu
         if directory not in built:
             config = AutoConfig.from_pretrained(directory)
             config._name_or_path = str(directory)
-            with set_default_torch_dtype(torch.float32):
+            with set_default_torch_dtype(options.get("dtype", torch.float32)):
                 loaded = classes[config.architectures[0]](config)
             loaded.load_weights(load_file(directory / "model.safetensors").items())
             prepare_model(loaded)
@@ -79,6 +83,36 @@ def make_stand(served_model, monkeypatch) -> Callable[..., Stand]:
         return Stand(served_model(family, **(checkpoint or {})), **options)
 
     return stand
+
+
+@pytest.fixture
+def make_tree_stand(served_model, monkeypatch) -> Callable[..., TreeStand]:
+    """``make_tree_stand(family, checkpoint, plan, ...)``: the same for lanes that outlive a round."""
+    from sglang_trunc.engine.kv_pool import POISON_ENV
+    from tests.engine.tree_stand import TreeStand
+
+    monkeypatch.setenv(POISON_ENV, "1")
+
+    def stand(family: str, checkpoint: dict, *args, **options) -> TreeStand:
+        return TreeStand(served_model(family, **checkpoint), *args, **options)
+
+    return stand
+
+
+@pytest.fixture(scope="session")
+def plain(served_model):
+    """``plain(family, checkpoint, prompt, wanted)``: ``tree_stand.plain_decoding``, each once."""
+    from tests.engine.tree_stand import plain_decoding
+
+    known = {}
+
+    def decode(family: str, checkpoint: dict, prompt: list[int], wanted: int):
+        key = repr((family, checkpoint, prompt, wanted))
+        if key not in known:
+            known[key] = plain_decoding(served_model(family, **checkpoint), prompt, wanted)
+        return known[key]
+
+    return decode
 
 
 @pytest.fixture

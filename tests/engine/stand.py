@@ -12,52 +12,65 @@ from sglang_trunc.core.trunc import trunc_round
 BUCKETS = (4, 8, 16)  # so that most calls have padding rows
 
 
+def small_pool(model, size: int, page: int, branches: int = 0):
+    """The model's KV pool, of the model's dtype."""
+    from sglang_trunc.engine.kv_pool import pool_class_for
+
+    return pool_class_for(model.shape, branches)(
+        size,
+        page_size=page,
+        dtype=model.lm_head.weight.dtype,
+        head_num=model.config.num_key_value_heads,
+        head_dim=model.config.head_dim,
+        layer_num=model.shape.num_kv_layers,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+
+
+def lane_attention(name: str):
+    """The kernel that the GPU-less platform chooses ("cpu"), or the torch reference ("torch")."""
+    from sglang_trunc.engine.lane_attention import LaneAttention, choose
+    from sglang_trunc.kernels import lane_attention as reference
+
+    return choose() if name == "cpu" else LaneAttention(name, reference.store_rows, reference.lane_attention)
+
+
+def prefill(lanes, row: int, prompt: list[int]) -> int:
+    """A prompt as lanes through all steps, in slices of the lanes' width; its first token."""
+    for begin in range(0, len(prompt), lanes.width):
+        part = prompt[begin : begin + lanes.width]
+        lanes.begin(torch.tensor([row]), torch.tensor([begin]))
+        nodes = Nodes(torch.zeros(len(part), dtype=torch.int64), torch.arange(len(part)))
+        lanes.start(nodes, torch.tensor(part))
+        lanes.advance(nodes, 0, lanes.recurrences)
+        logits = lanes.readout(nodes)
+    return int(logits[-1].argmax())
+
+
 class Stand:
     """``requests`` rows of ``context`` positions each; slots are handed out in an order of no meaning."""
 
     def __init__(self, model, width: int, requests: int, attention: str = "cpu", context: int = 64, page: int = 1):
-        from sglang_trunc.engine.kv_pool import pool_class_for
-        from sglang_trunc.engine.lane_attention import LaneAttention, choose
         from sglang_trunc.engine.lanes import SGLangLanes
-        from sglang_trunc.kernels import lane_attention as reference
+        from sglang_trunc.engine.rows import RowRunner
 
-        config = model.config
         size = -(-requests * context // page) * page
         self.model = model
-        self.pool = pool_class_for(model.shape)(
-            size,
-            page_size=page,
-            dtype=torch.float32,
-            head_num=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            layer_num=model.shape.num_kv_layers,
-            device="cpu",
-            enable_memory_saver=False,
-        )
+        self.pool = small_pool(model, size, page)
         # Row 0 is SGLang's padding row; slots of page 0 are its padding sink.
         self.req_to_token = torch.zeros(requests + 1, context, dtype=torch.int32)
         order = torch.randperm(size, generator=torch.Generator().manual_seed(0)) + page
         self.req_to_token[1:] = order[: requests * context].view(requests, context)
-        kernel = (
-            choose() if attention == "cpu" else LaneAttention("torch", reference.store_rows, reference.lane_attention)
-        )
-        self.lanes = SGLangLanes(model, self.pool, self.req_to_token, kernel, width, requests, BUCKETS)
+        kernel = lane_attention(attention)
+        runner = RowRunner(model, self.pool, self.req_to_token, kernel, width * requests, BUCKETS)
+        self.lanes = SGLangLanes(runner, width)
         self.rows = torch.arange(1, requests + 1)
         self.counters = Counters()
 
     def prefill(self, prompts: list[list[int]]) -> list[int]:
-        """The prompts as lanes through all steps, in slices of the lanes' width; each one's first token."""
-        first = []
-        for request, prompt in enumerate(prompts):
-            for begin in range(0, len(prompt), self.lanes.width):
-                part = prompt[begin : begin + self.lanes.width]
-                self.lanes.begin(self.rows[request : request + 1], torch.tensor([begin]))
-                nodes = Nodes(torch.zeros(len(part), dtype=torch.int64), torch.arange(len(part)))
-                self.lanes.start(nodes, torch.tensor(part))
-                self.lanes.advance(nodes, 0, self.lanes.recurrences)
-                logits = self.lanes.readout(nodes)
-            first.append(int(logits[-1].argmax()))
-        return first
+        """Each prompt's first token."""
+        return [prefill(self.lanes, int(row), prompt) for row, prompt in zip(self.rows, prompts, strict=False)]
 
     def decode(
         self, prompts: list[list[int]], length: int, options: TruncOptions, budgets: list[int] | None = None

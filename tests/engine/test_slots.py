@@ -7,6 +7,7 @@ import types
 import pytest
 import torch
 
+from sglang_trunc.core.options import DualOptions, SingleOptions, TruncOptions
 from sglang_trunc.engine import slots
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
@@ -63,6 +64,36 @@ def test_a_row_has_room_for_a_whole_reserve_behind_the_context(monkeypatch, page
     assert slots.extra_context_len(4 + block) >= 2 * block + page - 1
     spec.speculative_algorithm = None
     assert slots.extra_context_len(4 + block) == 4 + block
+
+
+# --- what a round takes ---
+
+PIPELINES = [
+    (recurrences, d1, d2)
+    for recurrences in (2, 3, 4, 6, 8, 12, 16, 32, 64)
+    for d1 in range(1, recurrences)
+    if recurrences % d1 == 0
+    for d2 in (None, *range(2 * d1, recurrences, d1)[:1])
+]
+
+
+@pytest.mark.parametrize("block", [1, 4, 64])
+def test_a_block_schedule_takes_its_block(block):
+    assert slots.tokens_per_round(TruncOptions(d1=1, block_size=block, draft_threshold=0.0), 4) == block
+
+
+@pytest.mark.parametrize(("recurrences", "d1", "d2"), PIPELINES)
+def test_a_pipeline_takes_half_of_three_times_its_cycles(recurrences, d1, d2):
+    """C commits in a round, lanes C positions ahead of them, and C commits of a round that SGLang knows nothing of.
+
+    That these are just enough: ``test_pipeline_worker``.
+    """
+    options = SingleOptions(d1, 8, 0.0) if d2 is None else DualOptions(d1, d2, 8, 0.0)
+    options.check(recurrences)
+    cycles = recurrences // d1
+    tokens = slots.tokens_per_round(options, recurrences)
+    assert tokens >= cycles  # the stride of a round's tokens
+    assert 2 * (tokens - 1) < 3 * cycles <= 2 * tokens
 
 
 # --- what a round reserves ---

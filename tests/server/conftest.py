@@ -2,21 +2,24 @@
 
 A test asks for ``server`` or ``client`` and gets the server of its module's ``SETUP``, or of the setup it is
 parametrised with (``served``). ``oracle`` is the reference model of the same checkpoint. After every test the KV pool
-must be balanced and the server alive.
+must be balanced, no lane left and the server alive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from sglang_trunc.serving.client import Client
 from sglang_trunc.serving.server import Server
+from tests.server.company import in_company
+from tests.server.idle import idle_problem
 from tests.server.oracle import Oracle
 from tests.server.pool import Servers
-from tests.server.setups import PROMPT, WHOLE, Setup
+from tests.server.setups import PROMPT, WHOLE, LoopSpec, Setup
 
 HERE = Path(__file__).parent
 
@@ -111,10 +114,16 @@ def decode(served: Setup, model_of) -> Callable[[list[int]], str]:
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 
 
+@pytest.fixture
+def company(served: Setup, client: Client, oracle: Oracle) -> Iterator[None]:
+    """Where a pipeline is served, others ask as well: see ``company``."""
+    with in_company(client, oracle) if isinstance(served.schedule, LoopSpec) else nullcontext():
+        yield
+
+
 @pytest.fixture(autouse=True)
-def pool_is_balanced(request) -> Iterator[None]:
-    """No slot is lost or given back twice by any test, and the server survives it."""
+def nothing_is_left(request) -> Iterator[None]:
+    """No slot is lost or given back twice by any test, no lane stays, and the server survives it."""
     yield
     if "server" in request.fixturenames:
-        problem = request.getfixturevalue("server").pool_problem()
-        assert problem is None, problem
+        assert (problem := idle_problem(request.getfixturevalue("server"))) is None, problem

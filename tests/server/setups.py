@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import pytest
 
 from sglang_trunc.serving.server import Server
 from tests.server.oracle import prompt_of
@@ -16,24 +18,53 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BU
 POISON = {"SGLANG_TRUNC_POISON_KV": "1"}
 
 
-@dataclass(frozen=True)
-class Trunc:
-    """Options of the speculative schedule, set through the environment."""
+class Schedule:
+    """Options of a speculative algorithm, set through the environment; one that is None is not set."""
 
+    def environment(self) -> dict[str, str]:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {f"SGLANG_TRUNC_{name.upper()}": str(value) for name, value in given.items()}
+
+
+@dataclass(frozen=True)
+class Trunc(Schedule):
     d1: int
     block_size: int
     draft_threshold: float = 0.0
+    algorithm: ClassVar[str] = "trunc"
 
-    def environment(self) -> dict[str, str]:
-        return {f"SGLANG_TRUNC_{name.upper()}": str(value) for name, value in vars(self).items()}
+    @property
+    def name(self) -> str:
+        return f"trunc{self.d1}x{self.block_size}" + (f"p{self.draft_threshold}" if self.draft_threshold else "")
+
+
+@dataclass(frozen=True)
+class LoopSpec(Schedule):
+    """With a second depth it is ``loopspec_dual``. A minimum survival of 0 lets trees grow to their width."""
+
+    d1: int
+    d2: int | None = None
+    max_width: int | None = None
+    min_survival: float | None = None
+
+    @property
+    def algorithm(self) -> str:
+        return "loopspec_single" if self.d2 is None else "loopspec_dual"
+
+    @property
+    def name(self) -> str:
+        parts = [f"single{self.d1}" if self.d2 is None else f"dual{self.d1}+{self.d2}"]
+        parts += [] if self.max_width is None else [f"w{self.max_width}"]
+        parts += [] if self.min_survival is None else [f"s{self.min_survival:g}"]
+        return "".join(parts)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Arguments of one launch. ``trunc`` None is plain decoding; two setups of equal fields share a server."""
+    """Arguments of one launch. ``schedule`` None is plain decoding; two setups of equal fields share a server."""
 
     family: str  # of reference.tiny
-    trunc: Trunc | None = None
+    schedule: Trunc | LoopSpec | None = None
     page: int = 1
     chunk: int = -1  # --chunked-prefill-size; -1 is off
     radix: bool = True
@@ -52,9 +83,7 @@ class Setup:
     def name(self) -> str:
         """As in test ids and log names."""
         parts = [self.family, {"float32": "fp32", "bfloat16": "bf16"}[self.dtype]]
-        parts += ["plain"] if self.trunc is None else [f"trunc{self.trunc.d1}x{self.trunc.block_size}"]
-        if self.trunc is not None and self.trunc.draft_threshold:
-            parts.append(f"p{self.trunc.draft_threshold}")
+        parts.append("plain" if self.schedule is None else self.schedule.name)
         parts += [f"page{self.page}", "whole" if self.chunk < 0 else f"chunk{self.chunk}"]
         parts += [name for name in ("radix", "overlap") if getattr(self, name)]
         return "-".join(parts)
@@ -66,8 +95,8 @@ class Setup:
         args = ["--dtype", self.dtype, "--page-size", str(self.page), "--chunked-prefill-size", str(self.chunk)]
         args += ["--context-length", str(self.context), "--max-total-tokens", str(self.pool)]
         args += ["--max-running-requests", str(self.requests), "--skip-server-warmup", "--sleep-on-idle"]
-        if self.trunc is not None:
-            args += ["--speculative-algorithm", "trunc"]
+        if self.schedule is not None:
+            args += ["--speculative-algorithm", self.schedule.algorithm]
         if not self.radix:
             args.append("--disable-radix-cache")
         if not self.overlap:
@@ -78,7 +107,7 @@ class Setup:
 
     def variables(self) -> dict[str, str]:
         poison = POISON if self.dtype == "float32" else {}
-        options = {} if self.trunc is None else self.trunc.environment()
+        options = {} if self.schedule is None else self.schedule.environment()
         return {**ENVIRONMENT, **poison, **options, **self.environment}
 
     def server(self, model: Path) -> Server:
@@ -87,5 +116,8 @@ class Setup:
 
 # Drafts at full depth are all accepted: every run is a whole block.
 LONG_RUNS = Setup("ouro", Trunc(4, 16), context=256)
+# In company, runs of one to four tokens; branches win often.
+UNEVEN_RUNS = Setup("ouro", LoopSpec(1, 3, 32, 0.0), context=256, checkpoint={"dial": 0.05, "seed": 4})
+BOTH_RUNS = pytest.mark.parametrize("served", [LONG_RUNS, UNEVEN_RUNS], ids=lambda row: row.name, indirect=True)
 PROMPT = prompt_of(12, seed=5)
 WHOLE = 64  # tokens of the known continuation of PROMPT, see the fixture ``whole``

@@ -1,6 +1,6 @@
 """bf16 on the GPU-less platform: plain decoding and speculation give the same bits, no near tie excepted.
 
-Each pair also differs in page size and in how prompts are cut into prefill chunks, which must not show either: a
+The servers of a group also differ in page size and in how prompts are cut into prefill chunks, which must not show either: a
 row's bits depend neither on its neighbours nor on whether it was prefilled, decoded or verified.
 """
 
@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from sglang_trunc.serving.server import Server
+from tests.server.idle import idle_problem
 from tests.server.oracle import prompt_of
-from tests.server.setups import Setup, Trunc
+from tests.server.setups import LoopSpec, Setup, Trunc
 
 pytestmark = pytest.mark.skipif(
     torch.accelerator.current_accelerator(check_available=True) is not None,
@@ -25,19 +26,26 @@ BF16 = {"dtype": "bfloat16"}
 TOKENS = 80
 PROMPTS = [prompt_of(length, seed=90) for length in (1, 2, 5, 16, 33, 64, 130, 250)]
 
-PAIRS = [
-    (Setup("huginn", None, chunk=7, **BF16), Setup("huginn", Trunc(3, 5), page=16, **BF16)),
+# Plain decoding first.
+GROUPS = [
+    (
+        Setup("huginn", None, chunk=7, **BF16),
+        Setup("huginn", Trunc(3, 5), page=16, **BF16),
+        Setup("huginn", LoopSpec(2, None, 32, 0.0), radix=False, **BF16),
+    ),
     (
         Setup("ouro-gqa", None, page=16, radix=False, **BF16),
         Setup("ouro-gqa", Trunc(2, 4), chunk=7, overlap=False, **BF16),
+        Setup("ouro-gqa", LoopSpec(1, 2, 32, 0.0), page=16, chunk=16, **BF16),
     ),
 ]
 DEMO = Path(str(resources.files("sglang_trunc"))) / "demos" / "ouro"
 if DEMO.is_dir():
-    PAIRS.append(
+    GROUPS.append(
         (
             Setup("demo-ouro", None, directory=DEMO, chunk=64, **BF16),
             Setup("demo-ouro", Trunc(2, 6), directory=DEMO, **BF16),
+            Setup("demo-ouro", LoopSpec(1, 2, 16), directory=DEMO, overlap=False, **BF16),
         )
     )
 
@@ -60,16 +68,18 @@ def answers(server: Server, concurrency: int) -> list[Said]:
     ]
 
 
-@pytest.mark.parametrize("setups", PAIRS, ids=lambda pair: pair[0].family)
+@pytest.mark.parametrize("setups", GROUPS, ids=lambda group: group[0].family)
 def test_plain_and_speculative_servers_agree_to_the_bit(servers, setups):
-    plain, speculative = setups
+    plain, *speculative = setups
     server = servers.get(plain)
     want = answers(server, concurrency=8)
     assert answers(server, concurrency=1) == want
     assert server.pool_balanced()
-    server = servers.get(speculative)
-    for concurrency in (1, 8):
-        for prompt, said, wanted in zip(PROMPTS, answers(server, concurrency), want, strict=True):
-            assert said.ids == wanted.ids, f"prompt of {len(prompt)} tokens, concurrency {concurrency}"
-            assert said.top == wanted.top, f"prompt of {len(prompt)} tokens, concurrency {concurrency}"
-    assert server.pool_balanced()
+    for setup in speculative:
+        server = servers.get(setup)
+        for concurrency in (1, 8):
+            for prompt, said, wanted in zip(PROMPTS, answers(server, concurrency), want, strict=True):
+                told = f"{setup.name}: prompt of {len(prompt)} tokens, concurrency {concurrency}"
+                assert said.ids == wanted.ids, told
+                assert said.top == wanted.top, told
+        assert (problem := idle_problem(server)) is None, problem

@@ -1,23 +1,24 @@
 """float32: every family, plain and speculative, gives the reference model's tokens whatever the server's settings.
 
-``ROWS`` covers the dimensions: over a family's rows every value of page size, chunked prefill, prefix cache and
-overlap occurs, and over the speculative rows draft depths from 1 to R and block sizes from 1 to 8 do. (The full
-product of depth and block size runs in ``tests/engine/test_lanes.py``, without a server.)
+``BLOCKS`` and ``PIPELINES`` cover the dimensions: over a family's rows every value of page size, chunked prefill,
+prefix cache and overlap occurs, and over the speculative rows draft depths from 1 to R and block sizes from 1 to 8 do,
+trees of one lane and of 32, cut by their estimates and full. (All depths run in ``tests/engine``, without a server;
+the pipelines' other pairs for R = 4 in ``test_finish`` and ``test_small_pool``.)
 """
 
 from __future__ import annotations
 
 import pytest
 
-from sglang_trunc.serving.counters import engine_counters, speculation
+from sglang_trunc.serving.counters import STATE_KEY, counted_since, engine_counters, speculation
 from tests.server.oracle import LENGTHS, prompt_of
-from tests.server.setups import Setup, Trunc
+from tests.server.setups import LoopSpec, Setup, Trunc
 
 TOKENS = 200
 R = {"ouro": 4, "ouro-gqa": 4, "huginn": 8, "retro-llama": 8, "retro-olmo2": 4}
 OLMO = {"full_depth": R["retro-olmo2"]}
 
-ROWS = (
+BLOCKS = (
     #                   d1, block, threshold  page      chunk     radix        overlap
     Setup("ouro", None, page=1, chunk=7),
     Setup("ouro", Trunc(1, 4), page=16, chunk=-1, radix=False),
@@ -33,6 +34,25 @@ ROWS = (
     Setup("retro-olmo2", None, page=16, chunk=16, radix=False, checkpoint=OLMO),
     Setup("retro-olmo2", Trunc(2, 8, 0.018), page=1, chunk=-1, overlap=False, checkpoint=OLMO),
 )
+# Early depths of an Ouro with 16 steps agree with the last one only where the steps are small.
+OURO_16 = {"checkpoint": {"dial": 0.03}, "override": {"total_ut_steps": 16}}
+RAVEN_16 = {"checkpoint": {"full_depth": 16}}
+PIPELINES = (
+    #                   d1, d2, width, survival    page      chunk     radix        overlap
+    Setup("ouro", LoopSpec(1, None, 8, 0.0), page=1, chunk=7),
+    Setup("ouro", LoopSpec(2, 14, 8), page=16, chunk=-1, overlap=False, **OURO_16),
+    Setup("ouro-gqa", LoopSpec(8, None, 1), page=1, chunk=16, **OURO_16),
+    Setup("ouro-gqa", LoopSpec(4, 12, 32, 0.0), page=16, chunk=-1, radix=False, **OURO_16),
+    Setup("huginn", LoopSpec(2, None, 32, 0.0), page=16, chunk=16, **RAVEN_16),
+    Setup("huginn", LoopSpec(1, 2, 8, 0.0), page=1, chunk=7, overlap=False, **RAVEN_16),
+    Setup("retro-llama", LoopSpec(4, None, 2), page=1, chunk=-1, radix=False, **RAVEN_16),
+    Setup("retro-llama", LoopSpec(1, 8, 32), page=1, chunk=16, **RAVEN_16),
+    Setup("retro-llama", LoopSpec(2, 4, 32), page=16, chunk=-1, **RAVEN_16),
+    Setup("retro-olmo2", LoopSpec(1, None, 32, 0.0), page=16, chunk=7, overlap=False, **RAVEN_16),
+    Setup("retro-olmo2", LoopSpec(2, 8, 32, 0.0), page=1, chunk=-1, radix=False, **RAVEN_16),
+    Setup("retro-olmo2", LoopSpec(4, 8, 8), page=16, chunk=16, **RAVEN_16),
+)
+ROWS = (*BLOCKS, *PIPELINES)
 pytestmark = pytest.mark.parametrize("served", ROWS, ids=lambda row: row.name, indirect=True)
 
 
@@ -66,7 +86,7 @@ def test_same_prompt_again_reuses_its_prefix_and_gives_the_same(client, served, 
         0,
         whole_pages(len(prompt) - 1, served.page) if served.radix else 0,
     ]
-    if served.trunc is not None:  # what is drafted and accepted does not depend on where the prefix came from
+    if isinstance(served.schedule, Trunc):  # what is drafted and accepted does not depend on where the prefix came from
         assert speculation(again.meta_info) == speculation(first.meta_info)
 
 
@@ -83,22 +103,55 @@ def test_next_turn_reuses_prompt_and_answer(client, served, oracle):
 
 
 def test_counters_add_up(server, served, client):
-    if served.trunc is None:
-        assert "sglang_trunc" not in server.internal_state()
+    before = server.internal_state()
+    if served.schedule is None:
+        assert STATE_KEY not in before
         return
-    before = engine_counters(server.internal_state())
     answers = client.generate_many([prompt_of(n, seed=4) for n in (5, 20, 30)], 3, max_new_tokens=41, ignore_eos=True)
-    spent = engine_counters(server.internal_state()) - before
+    after = server.internal_state()
+    if isinstance(served.schedule, Trunc):
+        check_blocks(served, answers, engine_counters(after) - engine_counters(before))
+    else:
+        check_pipeline(served, answers, counted_since(before, after), after[STATE_KEY]["recurrences"])
+
+
+def check_blocks(served, answers, spent) -> None:
     assert spent.tokens == spent.runs + spent.accepted
     # Runs may go past the last wanted token, by less than a block; the first token is the prefill's.
     wanted = sum(answer.completion_tokens - 1 for answer in answers)
     assert wanted <= spent.tokens
     if not served.overlap:
-        assert spent.tokens < wanted + len(answers) * served.trunc.block_size
+        assert spent.tokens < wanted + len(answers) * served.schedule.block_size
     full = served.override.get("total_ut_steps", R[served.family])
-    if served.trunc.block_size == 1:
+    if served.schedule.block_size == 1:
         assert spent.drafted == spent.accepted == 0
-    elif served.trunc.d1 == full:
+    elif served.schedule.d1 == full:
         assert spent.drafted == spent.accepted > 0
     else:
         assert spent.drafted > spent.accepted > 0
+
+
+def check_pipeline(served, answers, spent, recurrences) -> None:
+    """The server is idle before and after: no lane is in flight."""
+    plan = served.schedule
+    proposing = {str(plan.d1), str(plan.d2)} - {"None"}
+    # Nothing is run past the last wanted token, and the first one is the prefill's.
+    assert spent["tokens"] == sum(answer.completion_tokens - 1 for answer in answers)
+    assert spent["tokens"] == spent["accepted"] + spent["restarts"] + spent["ended"]
+    assert spent["rows"] + spent["warm_rows"] == recurrences * spent["tokens"] + spent["rows_wasted"]
+    assert spent["cold_starts"] + spent["restarts"] + spent["drafted"] == spent["tokens"] + spent["lanes_dropped"]
+    assert spent["cold_starts"] + spent["warm_starts"] == spent["ended"] == len(answers)
+    assert max(map(int, spent["ticks_by_width"])) <= plan.max_width + len(answers)  # trees and arrivals
+    assert spent["missed"] <= spent["restarts"]
+    assert spent["rows"] == sum(int(width) * ticks for width, ticks in spent["ticks_by_width"].items())
+    assert spent["ticks"] == sum(spent["ticks_by_width"].values())
+    assert spent["readouts_by_depth"][str(recurrences)] == spent["tokens"]
+    for name in ("proposed", "drafted", "accepted"):
+        assert spent[f"{name}_by_depth"].keys() <= proposing
+        assert sum(spent[f"{name}_by_depth"].values()) == spent.get(name, sum(spent[f"{name}_by_depth"].values()))
+    for depth, accepted in spent["accepted_by_depth"].items():
+        assert accepted <= spent["drafted_by_depth"][depth] <= spent["proposed_by_depth"][depth]
+    if plan.max_width == 1:
+        assert spent["drafted"] == 0
+    elif plan.max_width > len(answers):
+        assert spent["drafted"] > spent["accepted"] > 0

@@ -1,7 +1,8 @@
 """Where an answer ends: stops, caps and limits inside runs of accepted tokens.
 
-Drafts are made at full depth, so every run is a whole block and most stops fall inside one. The truth is the
-oracle's continuation, cut where plain decoding would end.
+TRUNC's drafts are made at full depth, so every run is a whole block and most stops fall inside one; the pipeline's
+runs are short, and its lanes are past a stop before it is known. The truth is the oracle's continuation, cut where
+plain decoding would end.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 from sglang_trunc.reference.tokenizer import STOP_IDS
 from sglang_trunc.serving.client import RequestRefused
 from tests.server.oracle import prompt_of
-from tests.server.setups import LONG_RUNS, PROMPT, WHOLE
+from tests.server.setups import BOTH_RUNS, LONG_RUNS, PROMPT, WHOLE
 from tests.server.side_by_side import side_by_side
 
-SETUP = LONG_RUNS
-BLOCK, CONTEXT = SETUP.trunc.block_size, SETUP.context
+pytestmark = [BOTH_RUNS, pytest.mark.usefixtures("company")]
+BLOCK, CONTEXT = LONG_RUNS.schedule.block_size, LONG_RUNS.context
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 
 from sglang_trunc.serving.client import RequestRefused
 from tests.server.oracle import prompt_of
-from tests.server.setups import LONG_RUNS
+from tests.server.setups import BOTH_RUNS
 from tests.server.side_by_side import side_by_side
 
-SETUP = LONG_RUNS
+pytestmark = BOTH_RUNS
 
 SAMPLING = {
     "temperature": 0.7,

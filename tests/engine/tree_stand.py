@@ -1,0 +1,268 @@
+"""Lanes that outlive a round, of a real served model over a small pool: requests come, go and return.
+
+``TreeStand`` does by hand what the scheduler and ``PipelineWorker`` do between them. NaN stands in every slot that
+nobody may read: before every tick it goes to all slots but those of committed text and of running lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sglang_trunc.core.counters import PipelineCounters
+from sglang_trunc.core.lane_tree import Lane, Move
+from sglang_trunc.core.looped import Nodes
+from sglang_trunc.core.options import DualOptions, SingleOptions
+from sglang_trunc.core.pipeline import Choice, Pipeline, Schedule
+from sglang_trunc.core.pipeline_round import choose, pipeline_round
+from sglang_trunc.engine.lanes import SGLangLanes
+from sglang_trunc.engine.rows import RowRunner
+from sglang_trunc.engine.slots import tokens_per_round
+from sglang_trunc.engine.tree_lanes import TreeLanes
+from tests.core.pipeline_stand import contents
+from tests.engine.stand import lane_attention, prefill, small_pool
+
+BUCKETS = (4, 8, 16, 32)
+
+
+def plain_decoding(model, prompt: Sequence[int], wanted: int) -> tuple[list[int], list[Tensor]]:
+    """Every token alone through all recurrences: the answer, and K and V of all positions but the last, by KV layer."""
+    tokens, most = list(prompt), len(prompt) + wanted
+    pool = small_pool(model, most, page=1)
+    table = torch.stack((torch.zeros(most, dtype=torch.int32), torch.arange(1, most + 1, dtype=torch.int32)))
+    lanes = SGLangLanes(RowRunner(model, pool, table, lane_attention("cpu"), capacity=1), width=1)
+    node = Nodes(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    for position in range(most - 1):
+        lanes.begin(torch.tensor([1]), torch.tensor([position]))
+        lanes.start(node, torch.tensor(tokens[position : position + 1]))
+        lanes.advance(node, 0, lanes.recurrences)
+        if position == len(tokens) - 1:
+            tokens.append(int(lanes.readout(node).argmax()))
+        elif model.shape.coda:
+            lanes.readout(node)  # it writes K/V, too
+    return tokens[len(prompt) :], [buffer[1:most] for buffer in (*pool.k_buffer, *pool.v_buffer)]
+
+
+Says = Callable[[int, Lane], int]
+"""(request, lane) -> the token that the lane's early readout is made to choose."""
+
+
+@dataclass
+class Request:
+    tokens: list[int]  # prompt and answer; the newest one has no K/V
+    prompt: int
+    wanted: int  # tokens of the answer
+    row: int = 0  # of the slot table; 0: none
+    allocated: int = 0  # positions that have a slot
+    known: int = 0  # length that the scheduler knows of under overlap: that of a round ago
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) - 1
+
+    @property
+    def last(self) -> int:
+        return self.prompt + self.wanted - 1
+
+    @property
+    def answer(self) -> list[int]:
+        return self.tokens[self.prompt :]
+
+    @property
+    def running(self) -> bool:
+        return self.row > 0 and len(self.answer) < self.wanted
+
+
+class WatchedLanes(TreeLanes):
+    """Notes what is run; ``hide(slots)`` and ``hide_dead(lanes)`` put NaN where nothing may be read."""
+
+    def __init__(self, runner: RowRunner, hide: Callable, hide_dead: Callable):
+        super().__init__(runner)
+        self.hide, self.hide_dead = hide, hide_dead
+        self.readers: list[Lane] = []  # of the last readout
+        self.moves: list[Move] = []
+        self.widths: list[int] = []
+        self.tails = 0  # rows that had one
+
+    def start(self, lanes: Sequence[Lane]) -> None:
+        self.hide([lane.slot for lane in lanes])
+        super().start(lanes)
+
+    def advance(self, lanes: Sequence[Lane], ticks: int) -> None:
+        self.hide_dead(lanes)
+        self.widths.append(len(lanes))
+        self.tails += sum(bool(lane.tail) for lane in lanes)
+        super().advance(lanes, ticks)
+
+    def readout(self, lanes: Sequence[Lane]) -> Tensor:
+        self.readers = list(lanes)
+        logits = super().readout(lanes)
+        assert not logits.isnan().any(), "a lane read what was not there"
+        return logits
+
+    def move(self, moves: Sequence[Move]) -> None:
+        self.moves += moves
+        super().move(moves)
+
+
+class TreeStand:
+    """At most ``requests`` at a time; slots are handed out in an order of no meaning, and the last freed one first."""
+
+    def __init__(
+        self,
+        model,
+        plan: Schedule,
+        requests: int = 3,
+        attention: str = "cpu",
+        page: int = 1,
+        context: int = 64,
+        buckets: Sequence[int] = BUCKETS,
+        forced: Says | None = None,
+    ):
+        depths = (plan.d1,) if plan.d2 is None else (plan.d1, plan.d2)
+        options = (DualOptions if plan.d2 else SingleOptions)(*depths, plan.max_width, plan.min_survival)
+        options.check(plan.recurrences)
+        self.reserve = 2 * tokens_per_round(options, plan.recurrences)  # positions behind the length SGLang knows
+        self.plan = plan
+        self.forced = forced
+        self.requests: list[Request] = []
+        size = -(-(requests * context + 1) // page) * page
+        self.pool = small_pool(model, size, page, branches=plan.max_width)
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(0)) + page
+        self.trap, *self.handed_out = order.tolist()  # what the table names where nothing is reserved
+        # Row 0 is SGLang's padding row; slots of page 0 are its padding sink.
+        self.table = torch.zeros(requests + 1, context, dtype=torch.int32)
+        kernel, capacity = lane_attention(attention), plan.max_width + requests
+        self.prefiller = SGLangLanes(RowRunner(model, self.pool, self.table, kernel, capacity=8), width=8)
+        self.runner = RowRunner(model, self.pool, self.table, kernel, capacity, buckets, tail_width=plan.cycles)
+        self.engine = WatchedLanes(self.runner, self._hide, self._hide_dead)
+        self.counters = PipelineCounters(recurrences=plan.recurrences)
+        self.pipeline = Pipeline(plan, self.pool.branch_slots, capacity, self.counters, exchange=page == 1)
+        self.flush()
+
+    def flush(self) -> None:
+        """Empty the pool: every request loses its K/V, every slot is back where it was at the start."""
+        for request in self.requests:
+            request.row = request.allocated = 0
+        self.table[1:] = self.trap
+        self.free = list(self.handed_out)
+        self.free_rows = list(range(1, len(self.table)))
+        self._hide(range(self.pool.page_size, self.pool.rows_per_step))
+        self.pipeline.reset(self.pool.branch_slots)
+
+    # Requests.
+
+    def place(self, prompt: Sequence[int], wanted: int) -> int:
+        """A new request, not prefilled yet; its key."""
+        self.requests.append(Request(list(prompt), len(prompt), wanted))
+        self._seat(self.requests[-1])
+        return len(self.requests) - 1
+
+    def submit(self, prompt: Sequence[int], wanted: int) -> None:
+        """A new request, prefilled."""
+        self.prefilled(self.place(prompt, wanted))
+
+    def resume(self, key: int) -> None:
+        """Prefill a request's text, its answer so far included."""
+        self._seat(self.requests[key])
+        self.prefilled(key)
+
+    def prefilled(self, key: int, token: int | None = None) -> None:
+        """A prefill gives its request's next token; without one it is done here."""
+        request = self.requests[key]
+        request.tokens.append(prefill(self.prefiller, request.row, request.tokens) if token is None else token)
+        request.known = request.length
+
+    def leave(self, key: int) -> None:
+        """Finish, abort or retract a request."""
+        request = self.requests[key]
+        self.pipeline.leave(key)
+        slots = self.table[request.row, : request.allocated].tolist()
+        self._hide(slots)
+        self.free += slots
+        self.table[request.row] = self.trap
+        self.free_rows.append(request.row)
+        request.row = request.allocated = 0
+        self.check_slots()
+
+    def round(self) -> None:
+        running = [key for key, request in enumerate(self.requests) if request.running]
+        self.pipeline.keep(running)
+        moves = []
+        for key in running:
+            request = self.requests[key]
+            self._reserve(request, min(request.known + self.reserve, request.last + 1))
+            request.known = request.length
+            own = self.table[request.row, request.length : request.allocated].tolist()
+            end = min(request.last, request.length + len(own))
+            moves.append(self.pipeline.admit(key, request.row, request.length, request.tokens[-1], own, end))
+        if any(moves):
+            self.engine.move([move for move in moves if move is not None])
+        for key, run in pipeline_round(self.engine, self.pipeline, running, choose=self._choose).items():
+            assert 1 <= len(run.tokens) <= self.plan.cycles
+            self.requests[key].tokens += run.tokens
+        self.check_slots()
+
+    def run(self) -> list[list[int]]:
+        """Rounds until no request wants more; all answers."""
+        while any(request.running for request in self.requests):
+            self.round()
+        return [request.answer for request in self.requests]
+
+    def check_kv(self, key: int, want: Sequence[Tensor]) -> None:
+        """K and V of a request's committed positions, in every KV layer, to the bit."""
+        request = self.requests[key]
+        slots = self.table[request.row, : request.length].long()
+        for number, (buffer, right) in enumerate(zip((*self.pool.k_buffer, *self.pool.v_buffer), want, strict=True)):
+            assert torch.equal(buffer[slots], right[: request.length]), f"request {key}, buffer {number}"
+
+    def check_slots(self) -> None:
+        """Every slot is in one place: free, in a table, in the worker's bank, or a running lane's branch."""
+        tables = [slot for r in self.requests if r.row for slot in self.table[r.row, : r.allocated].tolist()]
+        branches = {lane.slot for lane in self.pipeline.lanes()} - set(tables)
+        everywhere = [self.trap, *self.free, *tables, *contents(self.pipeline.slots), *branches]
+        assert sorted(everywhere) == sorted([self.trap, *self.handed_out, *self.pool.branch_slots])
+        assert len(contents(self.pipeline.slots)) + len(branches) == len(self.pool.branch_slots)
+        for buffer in self.pool.k_buffer:
+            assert buffer[self.trap].isnan().all(), "a slot was written that nobody had reserved"
+
+    def _choose(self, logits: Tensor) -> list[Choice]:
+        choices = choose(logits)
+        if self.forced is None:
+            return choices
+        keys = {request.row: key for key, request in enumerate(self.requests)}
+        return [
+            choice
+            if lane.depth == self.plan.recurrences
+            else choice._replace(token=self.forced(keys[lane.request_row], lane))
+            for lane, choice in zip(self.engine.readers, choices, strict=True)
+        ]
+
+    def _seat(self, request: Request) -> None:
+        request.row = self.free_rows.pop()
+        self._reserve(request, len(request.tokens))
+
+    def _reserve(self, request: Request, positions: int) -> None:
+        page = self.pool.page_size
+        for position in range(request.allocated, -(-positions // page) * page):
+            self.table[request.row, position] = self.free.pop()
+            request.allocated += 1
+
+    def _hide(self, slots: Iterable[int]) -> None:
+        index = torch.tensor(list(slots), dtype=torch.int64)
+        for part in ("prelude", "core", "coda"):
+            for layer in range(getattr(self.pool.shape, part)):
+                for rows in self.pool.flat_rows(part, layer):
+                    rows.view(-1, self.pool.rows_per_step, rows.shape[1])[:, index] = float("nan")
+
+    def _hide_dead(self, lanes: Sequence[Lane]) -> None:
+        dead = set(range(self.pool.page_size, self.pool.rows_per_step)) - {lane.slot for lane in lanes}
+        for key, request in enumerate(self.requests):
+            tree = self.pipeline.trees.get(key)
+            committed = tree.root.position if tree is not None and tree.root is not None else request.allocated
+            if request.row:
+                dead -= set(self.table[request.row, :committed].tolist())
+        self._hide(dead)
