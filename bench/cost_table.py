@@ -63,7 +63,10 @@ def table(report: Mapping[str, Any]) -> CostTable:
 
 def loaded(path: Path) -> CostTable:
     """From a file with ``/server_info``, its ``internal_states[0]``, that one's ``sglang_trunc``, or its ``cost``."""
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not readable JSON: {error}") from error
     if "internal_states" in found:
         found = found["internal_states"][0]
     for key in ("sglang_trunc", "cost"):

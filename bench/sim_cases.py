@@ -154,8 +154,8 @@ def best(found: Sequence[Figures]) -> Figures:
 
 HEADERS = ("schedule", "ticks", "rows", "wasted", "mean", "p99", "read", "per R", "model", "tok/s", "x plain")
 LEGEND = (
-    "by token: ticks that a request waits for it, rows, rows that led to none, rows read out; "
-    "mean, p99: rows of a tick; per R: tokens per R ticks of a request, measured; model: the same by LoopSpec's cost model; *: the fastest"
+    "by token: ticks that a request waits for it, rows, rows that led to none, rows read out; mean, p99: rows of "
+    "a tick; per R: tokens per R ticks of a request, measured; model: by LoopSpec's cost model; *: the fastest"
 )
 
 

@@ -50,6 +50,7 @@ class Replay:
         try:
             while self._events:
                 self._do(self._events[-1])
+            self.cut = bool(self._admitted or self._watched)
         except _End:
             self.cut = True
         return self.counters.report()

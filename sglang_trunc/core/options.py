@@ -150,7 +150,7 @@ def _max_width() -> Any:
     return _option(
         "rows of one tick, all requests together; the tree is cut to it, every request keeps at least its oldest lane",
         Between(int, 1, 256),
-        lambda r, _: 8,
+        lambda r, _: 16,
     )
 
 
@@ -158,7 +158,7 @@ def _min_survival() -> Any:
     return _option(
         "a lane whose estimated chance to be kept is below this is not started, or dropped",
         Between(float, 0, 1),
-        lambda r, _: 0.05,
+        lambda r, _: 0.02,
     )
 
 

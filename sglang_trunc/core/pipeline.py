@@ -159,9 +159,12 @@ class Pipeline:
         """Note that the lanes have run d1 steps; returns those to be read out."""
         for lane in lanes:
             lane.depth += self.schedule.d1
-        ran = set(lanes)
+        ran, spare = set(lanes), self._spare
         return [
-            lane for tree in self.trees.values() for lane in tree.lanes if lane in ran and self._is_read(tree, lane)
+            lane
+            for tree in self.trees.values()
+            for lane in tree.lanes
+            if lane in ran and self._is_read(tree, lane, spare)
         ]
 
     def absorb(self, readers: Sequence[Lane], choices: Sequence[Choice]) -> tuple[list[Commit], list[Move]]:
@@ -191,12 +194,12 @@ class Pipeline:
         """Rows beyond one a request."""
         return self.schedule.max_width - sum(tree.root is not None for tree in self.trees.values())
 
-    def _is_read(self, tree: LaneTree, lane: Lane) -> bool:
+    def _is_read(self, tree: LaneTree, lane: Lane, spare: int) -> bool:
         """Proposals are read only where a child could find a row and a position."""
         if lane.depth == self.schedule.recurrences:
             return True
         proposes = lane.depth in (self.schedule.d1, self.schedule.d2)
-        return proposes and lane.position < tree.limit and self._spare > 0
+        return proposes and lane.position < tree.limit and spare > 0
 
     def _propose(self, lane: Lane, choice: Choice) -> None:
         """Record what a lane proposes at its depth."""

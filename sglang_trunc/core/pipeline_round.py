@@ -1,8 +1,8 @@
-"""One round of a pipelined schedule: cycles until every request has a token.
+"""One round of a pipelined schedule: the R ticks in which plain decoding would give every request one token.
 
-Lanes live on between rounds in ``Pipeline``; a round only drives it over a ``TreeEngine``. A lane needs R/d1
-cycles at most to reach full depth, so a round takes at most that many, and a request that is ahead commits
-several tokens meanwhile.
+In R/d1 cycles every root reaches full depth, so every request gets at least one token, and at most one a cycle. Less
+would do for some, but what the scheduler spends on a round is then paid for every token; more would keep arrivals
+waiting longer than plain decoding does. Lanes live on between rounds in ``Pipeline``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def choose(logits: Tensor) -> list[Choice]:
     """Best token of each row, the lowest id on ties, with its probability. ``logits``: float32 ``[n, vocabulary]``."""
     tokens = logits.argmax(-1)
     picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    probabilities = (picked - logits.logsumexp(-1)).exp()
+    # A model that overflows must not take the scheduler down: its proposals count for nothing.
+    probabilities = (picked - logits.logsumexp(-1)).exp().nan_to_num(0.0)
     return [Choice(*pair) for pair in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
 
 
@@ -56,15 +57,17 @@ def pipeline_round(
     keep_logits: bool = False,
     choose: Callable[[Any], list[Choice]] = choose,
 ) -> dict[Hashable, PipelineRun]:
-    """Run cycles until every request of ``keys`` has committed; all of them must have been admitted.
+    """Run R/d1 cycles, fewer where all requests come to their end; ``keys`` must have been admitted.
 
     ``choose`` turns a readout into one choice a row.
     """
     counters = pipeline.counters
     runs: dict[Hashable, PipelineRun] = {key: PipelineRun() for key in keys}
     pipeline.make_room()
-    while any(not run.tokens for run in runs.values()):
+    for _ in range(pipeline.schedule.cycles):
         lanes = pipeline.lanes()
+        if not lanes:
+            break
         requests = sum(lane.parent is None for lane in lanes)
         new = [lane for lane in lanes if lane.depth == 0]
         if new:
@@ -83,6 +86,7 @@ def pipeline_round(
             runs[key].tokens.append(token)
             if keep_logits:
                 runs[key].logits.append(logits[at[lane]])
+    assert all(run.tokens for run in runs.values()), "a request was not admitted"
     counters.rounds += 1
     counters.runs += len(runs)
     return runs

@@ -1,6 +1,6 @@
 """The worker of LOOPSPEC_SINGLE and LOOPSPEC_DUAL: lanes that outlive its calls.
 
-A decode round is one ``pipeline_round``: cycles until every request has a token. Between rounds the lanes stay in
+A decode round is one ``pipeline_round``: R/d1 cycles. Between rounds the lanes stay in
 ``core.pipeline``, keyed by request id. A request's lanes are used again only if they fit what SGLang says of it
 (row of the slot table, committed length, newest token, slot); they go when the request leaves its row
 (``departures``: finish, abort, retraction), when it is not in a round's batch, when it is prefilled (again), and

@@ -9,7 +9,7 @@ import provenance
 import pytest
 import summary
 from arms import Arm
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from measure import Cell, Measured, in_waves, speed
 
@@ -73,6 +73,10 @@ def test_speed_adds_windows_and_does_not_average_speeds():
         ("x:--page-size=16,--disable-radix-cache", Arm("x", "trunc", ("--page-size", "16", "--disable-radix-cache"))),
         ("y:algorithm=none,env.OMP_NUM_THREADS=2", Arm("y", None, (), {"OMP_NUM_THREADS": "2"})),
         ("plain:--page-size=16", Arm("plain", None, ("--page-size", "16"))),
+        ("single", Arm("single", "loopspec_single")),
+        ("dual:d2=4", Arm("dual", "loopspec_dual", (), {"SGLANG_TRUNC_D2": "4"})),
+        ("block1:d1=2", Arm("block1", "trunc", (), {"SGLANG_TRUNC_BLOCK_SIZE": "1", "SGLANG_TRUNC_D1": "2"})),
+        ("wide:algorithm=loopspec_dual", Arm("wide", "loopspec_dual")),
     ],
 )  # fmt: skip
 def test_arm_spelling(text, arm):
@@ -88,7 +92,7 @@ def test_bad_arms(text):
 def test_plain_is_always_there_and_first():
     assert [arm.name for arm in arms.chosen(["a", "b:d1=2"])] == ["plain", "a", "b"]
     assert [arm.name for arm in arms.chosen(["a", "plain:--page-size=16"])] == ["plain", "a"]
-    assert [arm.name for arm in arms.chosen([])] == ["plain", "block1", "trunc"]
+    assert [arm.name for arm in arms.chosen([])] == ["plain", "block1", "trunc", "single", "dual"]
     with pytest.raises(ValueError, match="same name"):
         arms.chosen(["a", "a:d1=2"])
 
@@ -97,6 +101,7 @@ TEXTS = [list(range(5000)), list(range(9000, 11000))]
 
 
 @given(st.integers(1, 1500), st.integers(1, 32), st.integers(0, 64))
+@settings(deadline=None)
 def test_prompts_have_their_length_and_are_different(length, count, skip):
     prompts = prompt_text.cut(TEXTS, length, count, skip)
     assert [len(prompt) for prompt in prompts] == [length] * count

@@ -32,10 +32,10 @@ def test_measures_every_arm_in_every_cell_and_round(run, fake_servers, mode):
     measured = {
         (m["arm"], m["round"], m["cell"]["prompt_len"], m["cell"]["concurrency"]) for m in written["measurements"]
     }
-    names = ("plain", "block1", "trunc")
+    names = ("plain", "block1", "trunc", "single", "dual")
     assert measured == {(a, r, n, c) for a in names for r in (0, 1) for n in (5,) for c in (1, 2)}
     assert len(written["measurements"]) == len(measured)
-    assert len(fake_servers) == (3 if mode else 6)
+    assert len(fake_servers) == (5 if mode else 10)
     assert not any(server.is_alive() for server in fake_servers)
     for line in written["summary"]:
         # Three requests are three waves of one, but two waves of two.
@@ -58,7 +58,7 @@ def test_unequal_texts_are_said_aloud(run, monkeypatch):
     written, _, said = run("--rounds", "1", "--requests", "1")
     trunc = [line for line in written["summary"] if line["arm"] == "trunc"]
     assert [line["first_differences"] for line in trunc] == [[6], [6, 6]]
-    assert "texts that differ from plain: block1, trunc" in " ".join(said.split())
+    assert "texts that differ from plain: block1, dual, single, trunc" in " ".join(said.split())
 
 
 def test_settings_and_provenance_are_written(run, fake_servers):
@@ -97,5 +97,5 @@ def test_order_rotates():
         "plain",
         "block1",
         "trunc",
-        "plain",
+        "single",
     ]

@@ -93,12 +93,12 @@ def test_options_of_every_algorithm_are_shown():
         Row("option TRUNC block_size", True, f"4 ({default})"),
         Row("option TRUNC draft_threshold", True, f"0.0 ({default})"),
         Row("option LOOPSPEC_SINGLE d1", True, f"1 ({default})"),
-        Row("option LOOPSPEC_SINGLE max_width", True, f"8 ({default})"),
-        Row("option LOOPSPEC_SINGLE min_survival", True, f"0.05 ({default})"),
+        Row("option LOOPSPEC_SINGLE max_width", True, f"16 ({default})"),
+        Row("option LOOPSPEC_SINGLE min_survival", True, f"0.02 ({default})"),
         Row("option LOOPSPEC_DUAL d1", True, f"1 ({default})"),
         Row("option LOOPSPEC_DUAL d2", True, f"2 ({default})"),
-        Row("option LOOPSPEC_DUAL max_width", True, f"8 ({default})"),
-        Row("option LOOPSPEC_DUAL min_survival", True, f"0.05 ({default})"),
+        Row("option LOOPSPEC_DUAL max_width", True, f"16 ({default})"),
+        Row("option LOOPSPEC_DUAL min_survival", True, f"0.02 ({default})"),
     ]
 
 

@@ -74,6 +74,7 @@ class Stand:
         self.every_slot = set(range(1, 1 + per_request * len(requests)))
         self.pool = sorted(self.every_slot)
         self.joins = 0
+        self.root_ticks = 0
         self.widths: list[int] = []  # rows of every cycle
         self.born: list[int] = []  # lanes started in every cycle
 
@@ -161,6 +162,7 @@ class Stand:
         waiting = [tree for tree in self.pipeline.trees.values() if tree.root is not None]
         assert roots == [tree.root for tree in waiting], "a root stands still"
         assert len(lanes) <= max(self.plan.max_width, len(roots))
+        self.root_ticks += self.plan.d1 * len(roots)
         self.widths.append(len(lanes))
         self.born.append(sum(lane.depth == 0 for lane in lanes))
         branches = sum(lane.slot not in self.engine.table[lane.request_row].values() for lane in lanes)
@@ -185,6 +187,7 @@ class Stand:
         assert c.missed <= c.restarts
         assert c.cold_starts == self.joins
         assert c.ticks == self.engine.cycles * plan.d1
+        assert c.request_ticks == self.root_ticks
         assert sum(ticks * width for width, ticks in c.widths.items()) == c.rows
         assert c.readouts[plan.recurrences] == made
         early = {depth: count for depth, count in c.readouts.items() if depth != plan.recurrences}

@@ -128,9 +128,9 @@ def test_default_draft_depth(recurrences, depth):
      (32, 4, (4, 16))],
 )  # fmt: skip
 def test_default_depths_of_the_pipelines(recurrences, single, dual):
-    assert resolve(algorithm=SINGLE, recurrences=recurrences).options == SingleOptions(single, 8, 0.05)
+    assert resolve(algorithm=SINGLE, recurrences=recurrences).options == SingleOptions(single, 16, 0.02)
     if dual is not None:
-        assert resolve(algorithm=DUAL, recurrences=recurrences).options == DualOptions(*dual, 8, 0.05)
+        assert resolve(algorithm=DUAL, recurrences=recurrences).options == DualOptions(*dual, 16, 0.02)
 
 
 @pytest.mark.parametrize(("d1", "d2"), [(1, 4), (2, 8), (4, 12)])

@@ -55,7 +55,9 @@ def test_texts_are_those_that_requests_got(plan, tmp_path):
     texts: dict = {}
     for text in trace.texts:
         assert not text.warm
-        assert text.end == worker.requests[text.key].end
+        request = worker.requests[text.key]
+        # How long a request that stopped might have gone on is known as far as slots were reserved.
+        assert text.end == request.end or (request.stops and text.first < text.end < request.end)
         texts.setdefault(text.key, []).append(text)
     for key, request in enumerate(worker.requests):
         whole = request.prompt + script(plan).continuation(request.prompt, request.wanted)

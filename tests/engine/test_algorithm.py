@@ -1,4 +1,4 @@
-"""What ``--speculative-algorithm trunc`` refuses at launch, in which words, and what it fills in."""
+"""What the algorithms refuse at launch, in which words, and what they fill in."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_trunc.core.options import OptionError
 from sglang_trunc.engine.algorithm import _REFUSED, LoopedAlgorithm, validate
+from sglang_trunc.engine.names import ALGORITHMS
 from sglang_trunc.engine.options import OTHER_ENVIRONMENT
 from sglang_trunc.platform.names import ATTENTION_BACKEND
 
 pytestmark = pytest.mark.usefixtures("sglang_context", "no_options")
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 @pytest.fixture
@@ -54,11 +56,20 @@ def args(tiny_checkpoint):
     return make
 
 
-def test_fills_in_what_sglang_sizes_its_pools_by(args):
-    given = args(override={"trunc": {"block_size": 6}})
+@pytest.mark.parametrize(
+    ("algorithm", "options", "tokens"),
+    [
+        ("TRUNC", {"block_size": 6}, 6),
+        ("LOOPSPEC_SINGLE", {"d1": 1}, 6),  # 4 cycles; half as many again
+        ("LOOPSPEC_SINGLE", {"d1": 2}, 3),
+        ("LOOPSPEC_DUAL", {"d1": 1, "d2": 3}, 6),
+    ],
+)
+def test_fills_in_what_sglang_sizes_its_pools_by(args, algorithm, options, tokens):
+    given = args(override={"trunc": options}, speculative_algorithm=algorithm)
     validate(given)
-    assert given.speculative_num_draft_tokens == 6
-    assert given.speculative_num_steps == 5
+    assert given.speculative_num_draft_tokens == tokens
+    assert given.speculative_num_steps == tokens - 1
     assert given.speculative_eagle_topk == 1
     assert given.enable_mixed_chunk is False
 
@@ -72,13 +83,14 @@ def test_switches_sglangs_own_graphs_off(args):
     assert graphs.decode.backend == graphs.prefill.backend == Backend.DISABLED
 
 
+@every_algorithm
 @pytest.mark.parametrize(
     ("field", "value", "sentence"),
     [
-        ("tp_size", 2, "--tp-size 2 is not supported by --speculative-algorithm TRUNC; accepted: 1."),
-        ("pp_size", 2, "--pp-size 2 is not supported by --speculative-algorithm TRUNC; accepted: 1."),
+        ("tp_size", 2, "--tp-size 2 is not supported by --speculative-algorithm {}; accepted: 1."),
+        ("pp_size", 2, "--pp-size 2 is not supported by --speculative-algorithm {}; accepted: 1."),
         ("dp_size", 2, "--dp-size 2 is not"),
-        ("enable_lora", True, "--enable-lora True is not supported by --speculative-algorithm TRUNC; accepted: unset"),
+        ("enable_lora", True, "--enable-lora True is not supported by --speculative-algorithm {}; accepted: unset"),
         ("lora_paths", ["a=b"], "--lora-paths ['a=b'] is not supported"),
         ("disaggregation_mode", "prefill", "--disaggregation-mode prefill is not"),
         ("enable_dp_attention", True, "--enable-dp-attention True is not"),
@@ -87,13 +99,13 @@ def test_switches_sglangs_own_graphs_off(args):
         ("speculative_num_steps", 3, "--speculative-num-steps 3 is not"),
         ("speculative_num_draft_tokens", 4, "set the algorithm's own options instead"),
         ("speculative_draft_model_path", "x", "--speculative-draft-model-path x is not"),
-        ("attention_backend", "fa3", "--attention-backend fa3 is not supported by --speculative-algorithm TRUNC"),
+        ("attention_backend", "fa3", "--attention-backend fa3 is not supported by --speculative-algorithm {}"),
         ("decode_attention_backend", "fa3", "--decode-attention-backend fa3 is not"),
     ],
 )
-def test_server_option_is_refused_by_its_flag(args, field, value, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)) as caught:
-        validate(args(**{field: value}))
+def test_server_option_is_refused_by_its_flag(args, algorithm, field, value, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence.format(algorithm))) as caught:
+        validate(args(speculative_algorithm=algorithm, **{field: value}))
     assert_one_sentence(caught.value)
 
 
@@ -130,10 +142,39 @@ def test_every_default_is_accepted(row):
     ],
 )
 def test_algorithm_option_is_refused_with_its_source(args, monkeypatch, environment, override, sentence):
+    refuse_option(args(override=override), monkeypatch, environment, sentence)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "environment", "override", "sentence"),
+    [
+        ("SINGLE", {"D1": "3"}, None, "d1 is 3 (from environment variable SGLANG_TRUNC_D1), but must be a divisor"),
+        ("SINGLE", {"D1": "4"}, None, "but must be a divisor of R = 4 below it: 1, 2."),
+        ("SINGLE", {}, {"trunc": {"d1": 3}}, "d1 is 3 (from --json-model-override-args), but must be a divisor"),
+        ("SINGLE", {"D2": "2"}, None, "d2 is not an option of LOOPSPEC_SINGLE (environment variable SGLANG_TRUNC_D2);"),
+        ("SINGLE", {"BLOCK_SIZE": "4"}, None, "its options are d1, max_width, min_survival."),
+        ("SINGLE", {}, {"total_ut_steps": 1}, "R is 1, but LOOPSPEC_SINGLE needs at least 2"),
+        ("SINGLE", {"MAX_WIDTH": "0"}, None, "max_width is 0 (from environment variable SGLANG_TRUNC_MAX_WIDTH)"),
+        ("DUAL", {"D1": "2"}, None, "but must be a divisor of R = 4 below R / 2, so that d2 fits between d1 and R: 1."),
+        ("DUAL", {"D2": "1"}, None, "d2 is 1 (from environment variable SGLANG_TRUNC_D2), but must be a multiple"),
+        ("DUAL", {"D2": "4"}, None, "but must be a multiple of d1 = 1 between d1 and R = 4: 2, 3."),
+        ("DUAL", {"D1": "2", "D2": "3"}, {"total_ut_steps": 8}, "d2 is 3 (from environment variable SGLANG_TRUNC_D2)"),
+        ("DUAL", {}, {"trunc": {"draft_threshold": 0.1}}, "draft_threshold is not an option of LOOPSPEC_DUAL"),
+        ("DUAL", {"BLOCK_SIZE": "4"}, None, "block_size is not an option of LOOPSPEC_DUAL"),
+        ("DUAL", {"MIN_SURVIVAL": "1.5"}, None, "min_survival is 1.5 (from environment variable"),
+        ("DUAL", {}, {"total_ut_steps": 2}, "R is 2, but LOOPSPEC_DUAL needs at least 3"),
+    ],
+)
+def test_pipeline_option_is_refused_with_its_source(args, monkeypatch, algorithm, environment, override, sentence):
+    given = args(override=override, speculative_algorithm=f"LOOPSPEC_{algorithm}")
+    refuse_option(given, monkeypatch, environment, sentence)
+
+
+def refuse_option(given, monkeypatch, environment, sentence) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(f"SGLANG_TRUNC_{name}", value)
     with pytest.raises(OptionError) as caught:
-        validate(args(override=override))
+        validate(given)
     assert sentence in str(caught.value)
     assert_one_sentence(caught.value)
 
@@ -146,7 +187,7 @@ def test_override_that_is_not_json_is_refused(args):
 def test_the_tests_own_variable_is_known(args, monkeypatch):
     for name in OTHER_ENVIRONMENT:
         monkeypatch.setenv(name, "1")
-    validate(args())
+    validate(args(speculative_algorithm="LOOPSPEC_DUAL"))
 
 
 def test_early_exit_is_refused_where_it_is_asked_for(args, tiny_checkpoint, tmp_path):
@@ -163,15 +204,17 @@ def test_fewer_recurrences_are_accepted(args):
     validate(given)
 
 
-def test_a_model_without_a_loop_is_refused(args):
-    with pytest.raises(ValueError, match="needs a looped model .* is LlamaForCausalLM") as caught:
-        validate(args("llama"))
+@every_algorithm
+def test_a_model_without_a_loop_is_refused(args, algorithm):
+    with pytest.raises(ValueError, match=f"{algorithm} needs a looped model .* is LlamaForCausalLM") as caught:
+        validate(args("llama", speculative_algorithm=algorithm))
     assert_one_sentence(caught.value)
 
 
+@every_algorithm
 @pytest.mark.parametrize("family", ["ouro", "ouro-gqa", "huginn", "retro-llama", "retro-olmo2"])
-def test_every_family_is_accepted(args, family):
-    validate(args(family))
+def test_every_family_is_accepted(args, family, algorithm):
+    validate(args(family, speculative_algorithm=algorithm))
 
 
 def assert_one_sentence(error: BaseException) -> None:

@@ -56,6 +56,7 @@ def scripted_worker() -> PipelineWorker:
     """A worker without a model. Drafts are right in rows 1 and 2, wrong elsewhere."""
     bare = PipelineWorker.__new__(PipelineWorker)
     bare.options = OPTIONS
+    bare.stopwatch = None
     bare.stride = tokens_per_round(OPTIONS, FULL_DEPTH)
     bare.model = types.SimpleNamespace(
         config=types.SimpleNamespace(vocab_size=VOCABULARY), shape=types.SimpleNamespace(recurrences=FULL_DEPTH)

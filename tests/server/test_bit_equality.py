@@ -1,7 +1,7 @@
 """bf16 on the GPU-less platform: plain decoding and speculation give the same bits, no near tie excepted.
 
-The servers of a group also differ in page size and in how prompts are cut into prefill chunks, which must not show either: a
-row's bits depend neither on its neighbours nor on whether it was prefilled, decoded or verified.
+The servers of a group also differ in page size and in how prompts are cut into prefill chunks, which must not show
+either: a row's bits depend neither on its neighbours nor on whether it was prefilled, decoded or verified.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from sglang_trunc.serving.server import Server, StartError
 from tests.server.setups import ENVIRONMENT
 
-TRUNC = ("--speculative-algorithm", "trunc", "--skip-server-warmup", "--max-total-tokens", "512")
+FLAGS = ("--skip-server-warmup", "--max-total-tokens", "512")
 # Runs the named module as if SGLang had renamed a method that the plugin relies on.
 BROKEN = """
 import runpy, sys
@@ -30,8 +30,11 @@ if __name__ == "__main__":
 SEAM = "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort"
 
 
-def refusal(model, *flags: str, module: str = "sglang.launch_server", **environment: str) -> str:
-    server = Server(str(model), (*TRUNC, *flags), {**ENVIRONMENT, **environment}, name="refused", module=module)
+def refusal(
+    model, *flags: str, algorithm: str = "trunc", module: str = "sglang.launch_server", **environment: str
+) -> str:
+    flags = ("--speculative-algorithm", algorithm, *FLAGS, *flags)
+    server = Server(str(model), flags, {**ENVIRONMENT, **environment}, name="refused", module=module)
     with pytest.raises(StartError) as caught:
         server.start()
     assert server.log_path is not None
@@ -42,6 +45,11 @@ def refusal(model, *flags: str, module: str = "sglang.launch_server", **environm
 def test_option_out_of_range(tiny_checkpoint):
     said = refusal(tiny_checkpoint("ouro"), SGLANG_TRUNC_D1="5")
     assert "d1 is 5 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 4." in said
+
+
+def test_second_depth_at_full_depth(tiny_checkpoint):
+    said = refusal(tiny_checkpoint("ouro"), algorithm="loopspec_dual", SGLANG_TRUNC_D2="4")
+    assert "d2 is 4 (from environment variable SGLANG_TRUNC_D2), but must be a multiple of d1 = 1" in said
 
 
 def test_two_ranks(tiny_checkpoint):
