@@ -34,6 +34,7 @@ class Text(Protocol):
     first: int
     end: int
     warm: bool  # the first token is a prompt's last one, the second the prefill's answer
+    overlap: bool  # the server schedules a round before it knows what the last one gave
 
     def start(self) -> TokenPath:
         """The path that ends with the first token."""
@@ -84,6 +85,7 @@ class RecordedText:
         self.first = text.first
         self.end = text.end
         self.warm = text.warm
+        self.overlap = True
         self._nodes = text.nodes
         self._likes: dict[int, list[int]] = {}  # depth -> index -> node of the text that was read there
 
@@ -129,7 +131,7 @@ class ChanceText:
         self.tokens = [next(_FRESH) for _ in range(length + 1)]
         self.first = 0
         self.end = length
-        self.warm = False
+        self.warm = self.overlap = False
         self._recurrences = recurrences
         self._agreement = agreement
         self._random = Random(seed)

@@ -64,6 +64,7 @@ class Live:
     row: int
     text: Text
     done: int = 0  # index of its newest token
+    known: int | None = None  # its position in the round before
     path: TokenPath = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,8 +127,12 @@ def run_pipeline(plan: Schedule, texts: Sequence[Text], concurrency: int) -> Out
 
 
 def _admit(pipeline: Pipeline, engine: TreePaths, one: Live) -> None:
-    # SGLang reserves three tokens a cycle (``engine.slots``), and none behind the last position.
-    count = min(3 * pipeline.schedule.cycles, one.text.end - one.position + 1)
+    # SGLang reserves twice what a round takes (``engine.slots``) behind the length that it knows, which under overlap
+    # scheduling is that of a round ago, and nothing behind the last position.
+    known = one.position if one.known is None or not one.text.overlap else one.known
+    one.known = one.position
+    reserve = 2 * -(-3 * pipeline.schedule.cycles // 2)
+    count = min(known + reserve, one.text.end + 1) - one.position
     reserved = engine.table.reserved(one.row, one.position, count)
     engine.expect(one.row, one.path)
     move = pipeline.admit(

@@ -27,6 +27,7 @@ class Request:
     retracted: int | None = None  # round before which it loses its place, to be prefilled again two rounds later
     tokens: list[int] = field(default_factory=list)
     row: int | None = None  # of the slot table, while it is served
+    known: int = 0  # its position as the scheduler knows it under overlap: that of a round ago
 
     @property
     def done(self) -> bool:
@@ -102,7 +103,7 @@ class Worker:
         given = (plan, BRANCHES, plan.max_width + len(requests), self.counters, exchange)
         traced = trace and TracedPipeline(*given, trace, ABOUT, self.engine.say)
         self.pipeline = traced or Pipeline(*given)
-        self.reserve = 3 * plan.cycles
+        self.reserve = 2 * -(-3 * plan.cycles // 2)
         self.free_slots = itertools.count(100)
         self.free_rows = itertools.count()
 
@@ -147,6 +148,7 @@ class Worker:
                 watched.append(key)
             self.engine.before[request.row] = path
             request.tokens.append(self.script.truth(path))
+            request.known = request.position
         if watched:
             self.ride(self.pipeline, watched, self.engine.start, self.engine.readout)
         for key in watched:
@@ -159,7 +161,8 @@ class Worker:
             if request.done:
                 self._end(key)
                 continue
-            count = min(self.reserve, request.end - request.position + 1)
+            count = min(request.known + self.reserve, request.end + 1) - request.position
+            request.known = request.position
             own = self._slots(request.row, request.position, count)
             end = min(request.end, request.position + count - 1)
             move = self.pipeline.admit(key, request.row, request.position, request.tokens[-1], own, end)

@@ -17,7 +17,6 @@ from tests.engine.tree_stand import TreeStand
 pytestmark = pytest.mark.usefixtures("sglang_context")
 PROMPTS = [[5, 9, 17, 33, 250], [100], [7, 7, 7, 8, 8, 301, 4, 77, 13]]
 PLAN = Schedule(4, 1, 2, 20, 0.0)
-CHECKPOINT = {"full_depth": 4}
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def midway(make_tree_stand):
     def stand(family: str, plan: Schedule = PLAN, dtype=torch.float32, **options) -> tuple[TreeStand, list[Lane]]:
         # Drafts that contradict each other: the tree is as bushy as it gets.
         options.setdefault("forced", lambda key, lane: 300 + 10 * lane.depth + key)
-        stand = make_tree_stand(family, {**CHECKPOINT, "dtype": dtype}, plan, **options)
+        stand = make_tree_stand(family, {"full_depth": plan.recurrences, "dtype": dtype}, plan, **options)
         for prompt in PROMPTS:
             stand.submit(prompt, 30)
         stand.round()
@@ -155,17 +154,17 @@ def recorded(stand: TreeStand) -> list[tuple[list[list[int]], list[int]]]:
 @pytest.mark.parametrize("family", ["ouro", "huginn"])
 def test_padding_rows_touch_only_slot_0_and_the_spare_bank_row(midway, family):
     """After a wide call with tails, so that the static buffers hold something behind the next call's rows."""
-    stand, lanes = midway(family)
+    stand, lanes = midway(family, Schedule(8, 2, 4, 20, 0.0))
     engine = TreeLanes(stand.runner)
-    engine.advance(lanes, 1)
+    engine.advance(lanes, 2)
     for lane in lanes:
-        lane.depth += 1
-    early = [lane for lane in lanes if lane.depth < 4]
+        lane.depth += 2
+    early = [lane for lane in lanes if lane.depth < 8]
     some = [lane for lane in early if lane.tail][:3] + [lane for lane in early if not lane.tail][:2]
     assert len(some) == 5  # of a bucket of 8
     assert max(len(lane.tail) for lane in lanes) > 1
     before, seen = memory(stand), recorded(stand)
-    engine.advance(some, 1)
+    engine.advance(some, 2)
     engine.readout(some)
     for slots, offsets in seen:
         assert slots[5:] == [[0]] * 3
@@ -178,19 +177,9 @@ def test_padding_rows_touch_only_slot_0_and_the_spare_bank_row(midway, family):
         zip(touched[: len(touched) // 2], touched[len(touched) // 2 : -1], strict=True)
     ):
         part, step, _ = shape.place(layer_id)
-        mine = {lane.slot for lane in some if part == "coda" or (part == "core" and lane.depth == step)}
+        mine = {lane.slot for lane in some if part == "coda" or (part == "core" and 0 <= step - lane.depth < 2)}
         assert mine <= keys <= mine | {0}
         assert mine <= values <= mine | {0}
-
-
-@pytest.mark.parametrize("family", ["ouro", "huginn"])
-def test_a_peek_says_what_a_readout_would_and_leaves_no_mark(midway, family):
-    stand, lanes = midway(family)
-    engine = TreeLanes(stand.runner)
-    before = memory(stand)
-    seen = engine.peek(lanes)
-    assert all(map(torch.equal, memory(stand), before))
-    assert torch.equal(engine.readout(lanes), seen)
 
 
 def test_a_slot_nobody_wrote_shows(midway):
