@@ -121,7 +121,7 @@ class Pipeline:
         tree = self.trees[key]
         root = tree.root
         assert root is not None
-        self.estimator.observe((p.standing, p.probability, p.token == token) for p in root.proposals)
+        self._learn(root, token)
         right = next((p.running for p in root.proposals if p.token == token), None)
         if right is None:
             self._count_dropped([lane for lane in tree.clear() if lane is not root])
@@ -216,7 +216,7 @@ class Pipeline:
     def _commit(self, tree: LaneTree, token: int) -> Move | None:
         root = tree.root
         assert root is not None
-        self.estimator.observe((p.standing, p.probability, p.token == token) for p in root.proposals)
+        self._learn(root, token)
         right = next((p for p in root.proposals if p.token == token), None)
         if root.position + 1 >= tree.end:
             self.counters.ended += 1
@@ -227,6 +227,16 @@ class Pipeline:
         dropped, move = tree.reroot(successor, token)
         self._count_dropped(dropped)
         return move
+
+    def _learn(self, root: Lane, token: int) -> None:
+        """What became of a verified lane's proposals. One that d2 has spoken on had been open before that."""
+        outcomes = []
+        for proposal in root.proposals:
+            standings = (
+                {proposal.standing, Standing.OPEN} if proposal.depth == self.schedule.d1 else {proposal.standing}
+            )
+            outcomes += [(standing, proposal.probability, proposal.token == token) for standing in standings]
+        self.estimator.observe(outcomes)
 
     def _share_out(self) -> None:
         """Cut the trees to the budget, then start what it has room for."""

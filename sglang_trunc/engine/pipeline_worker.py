@@ -138,8 +138,8 @@ class PipelineWorker(LoopedWorker):
             if length >= last:
                 self.pipeline.leave(req.rid)
                 continue
-            # Never past the slots that are there; a request cut short so starts cold in the next round.
-            move = self.pipeline.admit(req.rid, row, length, token, own, min(last, length + len(own) - 1))
+            # A token past the last slot has no lane to go on with; such a request starts cold in the next round.
+            move = self.pipeline.admit(req.rid, row, length, token, own, min(last, length + len(own)))
             if move is not None:
                 moves.append(move)
             running.append(req.rid)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,17 @@ def fake_servers(monkeypatch):
 
     monkeypatch.setattr(Server, "start", start_fake)
     return started
+
+
+@pytest.fixture(params=[False, True], ids=["cold", "warm"])
+def warm(request) -> bool:
+    """Whether requests' lanes start while their prompts are being prefilled."""
+    return request.param
+
+
+@pytest.fixture
+def record(tmp_path, warm):
+    """``record(plan)``: a worker that has run, and its trace, which is in ``t.jsonl``."""
+    from tests.bench.recording import recorded
+
+    return partial(recorded, tmp_path / "t.jsonl", warm)

@@ -242,7 +242,7 @@ def test_what_became_of_proposals_is_learnt_from_full_depth():
     after = {standing: pipeline.estimator.estimate(standing, 0.5) for standing in Standing}
     assert after[Standing.CONTESTED] < before[Standing.CONTESTED]
     assert after[Standing.SECOND] > before[Standing.SECOND]
-    assert after[Standing.OPEN] == before[Standing.OPEN]
+    assert after[Standing.OPEN] < before[Standing.OPEN]  # it had been open before d2 spoke
 
 
 def test_a_request_goes_on_with_lanes_that_fit_it():

@@ -197,7 +197,6 @@ def served_behind(worker: PipelineWorker, reserve: int) -> list[int]:
     return counts
 
 
-@pytest.mark.xfail(strict=True, reason="PipelineWorker._admit ends a request one position before its last slot")
 def test_the_reserve_is_just_enough_for_full_speed(worker):
     """See ``slots.tokens_per_round``; the first round is filling the pipeline."""
     assert served_behind(worker, 2 * worker.stride) == [1] + [FULL_DEPTH] * 6

@@ -108,7 +108,9 @@ def law_of(outcome: Callable[[float], int], vocabulary: int) -> Tensor:
     """Law of an inverse-CDF draw, measured from outside: outcomes grow with u, each on one interval."""
     law = torch.zeros(vocabulary, dtype=torch.float64)
     start = 0.0
-    while start < 1 - 1e-9:
+    for _ in range(vocabulary):  # a token has one interval
+        if start >= 1 - 1e-9:
+            break
         token = outcome(start + 1e-12)
         end = step(lambda u, start=start: outcome(start + u * (LAST_UNIFORM - start)), token)
         law[token] += end * (1 - start)
