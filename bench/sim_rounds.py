@@ -135,9 +135,7 @@ def _admit(pipeline: Pipeline, engine: TreePaths, one: Live) -> None:
     count = min(known + reserve, one.text.end + 1) - one.position
     reserved = engine.table.reserved(one.row, one.position, count)
     engine.expect(one.row, one.path)
-    move = pipeline.admit(
-        one.row, one.row, one.position, one.token, reserved, min(one.text.end, one.position + count - 1)
-    )
+    move = pipeline.admit(one.row, one.row, one.position, one.token, reserved, min(one.text.end, one.position + count))
     if move is not None:
         engine.move([move])
 

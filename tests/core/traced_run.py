@@ -164,7 +164,7 @@ class Worker:
             count = min(request.known + self.reserve, request.end + 1) - request.position
             request.known = request.position
             own = self._slots(request.row, request.position, count)
-            end = min(request.end, request.position + count - 1)
+            end = min(request.end, request.position + count)
             move = self.pipeline.admit(key, request.row, request.position, request.tokens[-1], own, end)
             if move is not None:
                 self.engine.move([move])
