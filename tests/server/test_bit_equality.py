@@ -23,20 +23,21 @@ pytestmark = pytest.mark.skipif(
     reason="accelerators promise equality up to near ties",
 )
 BF16 = {"dtype": "bfloat16"}
+DEEP = {**BF16, "checkpoint": {"full_depth": 16}}
 TOKENS = 80
 PROMPTS = [prompt_of(length, seed=90) for length in (1, 2, 5, 16, 33, 64, 130, 250)]
 
 # Plain decoding first.
 GROUPS = [
     (
-        Setup("huginn", None, chunk=7, **BF16),
-        Setup("huginn", Trunc(3, 5), page=16, **BF16),
-        Setup("huginn", LoopSpec(2, None, 32, 0.0), radix=False, **BF16),
+        Setup("huginn", None, chunk=7, **DEEP),
+        Setup("huginn", Trunc(3, 5), page=16, **DEEP),
+        Setup("huginn", LoopSpec(4, 8, 32, 0.0), radix=False, **DEEP),
     ),
     (
         Setup("ouro-gqa", None, page=16, radix=False, **BF16),
         Setup("ouro-gqa", Trunc(2, 4), chunk=7, overlap=False, **BF16),
-        Setup("ouro-gqa", LoopSpec(1, 2, 32, 0.0), page=16, chunk=16, **BF16),
+        Setup("ouro-gqa", LoopSpec(1, None, 32, 0.0), page=16, chunk=16, **BF16),
     ),
 ]
 DEMO = Path(str(resources.files("sglang_trunc"))) / "demos" / "ouro"
