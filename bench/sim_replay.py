@@ -90,7 +90,7 @@ class Replay:
         if watched:
             ride(self.pipeline, watched, lambda lanes: None, self.readout)
         elif admitted:
-            pipeline_round(self, self.pipeline, admitted, choose=list)  # type: ignore[arg-type]
+            pipeline_round(self, self.pipeline, admitted, choose=lambda _, said: list(said))
         else:
             raise ReplayError(f"{self._where}: a readout that no round asks for")
 

@@ -119,7 +119,7 @@ def run_pipeline(plan: Schedule, texts: Sequence[Text], concurrency: int) -> Out
         for one in going:
             _admit(pipeline, engine, one)
         if going:
-            runs = pipeline_round(engine, pipeline, [one.row for one in going], choose=list)  # type: ignore[arg-type]
+            runs = pipeline_round(engine, pipeline, [one.row for one in going], choose=lambda _, said: list(said))
             for one in going:
                 one.take(runs[one.row].tokens)
     pipeline.keep([])

@@ -12,6 +12,13 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A module's tests stay on one worker (``--dist loadgroup``); server tests are grouped by their servers."""
+    for item in items:
+        if "server" not in item.keywords:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """``tiny_checkpoint(family, **options)``: the directory of a tiny random checkpoint.

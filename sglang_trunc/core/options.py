@@ -11,59 +11,28 @@ always checked in that order.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
+
+from sglang_trunc.core.option_rules import Between, Chosen, Named, OneOf, Only, Rule
 
 ENV_PREFIX = "SGLANG_TRUNC_"
 OVERRIDE_KEY = "trunc"
-LISTED_IN_FULL = 16  # numbers in a refusal
 
-Chosen = Mapping[str, Any]  # the options that are settled already, by name
+SEEDED, RESIDUAL = "seeded", "residual"  # sampling policies
 
 
 class OptionError(ValueError):
     """A value or key that cannot be used; the text is one sentence for the person who launched."""
 
 
-# What an option may be. `documented` is for the README, where R is unknown; `named` completes "must be ...".
-
-
-class Between(NamedTuple):
-    kind: type[int] | type[float]
-    low: float
-    high: float | None  # None: R
-
-    @property
-    def documented(self) -> str:
-        return self._named("R" if self.high is None else f"{self.high:g}")
-
-    def named(self, recurrences: int, chosen: Chosen) -> str:
-        return self._named(f"{recurrences if self.high is None else self.high:g}")
-
-    def _named(self, high: str) -> str:
-        return f"{'an integer' if self.kind is int else 'a number'} from {self.low:g} to {high}"
-
-    def holds(self, value: float, recurrences: int, chosen: Chosen) -> bool:
-        return self.low <= value <= (recurrences if self.high is None else self.high)
-
-
-class OneOf(NamedTuple):
-    documented: str
-    sentence: str  # template: {R} and the options before this one
-    choices: Callable[[int, Chosen], Sequence[int]]  # ascending, never empty
-
-    def named(self, recurrences: int, chosen: Chosen) -> str:
-        numbers = [str(number) for number in self.choices(recurrences, chosen)]
-        if len(numbers) > LISTED_IN_FULL:
-            numbers = [*numbers[:3], "...", numbers[-1]]
-        return f"{self.sentence.format(R=recurrences, **chosen)}: {', '.join(numbers)}"
-
-    def holds(self, value: float, recurrences: int, chosen: Chosen) -> bool:
-        return value in self.choices(recurrences, chosen)
-
-
-def _option(doc: str, rule: Between | OneOf, default: Callable[[int, Chosen], float]) -> Any:
+def _option(doc: str, rule: Rule, default: Callable[[int, Chosen], float]) -> Any:
     # No dataclass default: every value passes through resolve_options.
     return field(metadata={"doc": doc, "rule": rule, "default": default})
+
+
+def _option_of_all(doc: str, rule: Rule, default: float | str) -> Any:
+    # The default is a constant, so code that builds options may leave it out; by keyword, since these come first.
+    return field(default=default, kw_only=True, metadata={"doc": doc, "rule": rule, "default": lambda r, _: default})
 
 
 # Depths
@@ -83,7 +52,7 @@ def _largest_up_to(wanted: int, choices: Sequence[int]) -> int:
     return max(choice for choice in choices if choice <= wanted)
 
 
-def _d1(rule: Between | OneOf, default: Callable[[int, Chosen], int]) -> Any:
+def _d1(rule: Rule, default: Callable[[int, Chosen], int]) -> Any:
     return _option("depth (recurrences done) at which drafts are read out", rule, default)
 
 
@@ -103,6 +72,14 @@ def _default_d2(recurrences: int, chosen: Chosen) -> int:
     return _largest_up_to(wanted, _second_depths(recurrences, chosen))
 
 
+# Sampling and acceptance
+
+
+def _relaxed_option(rule: Between, exact: float, doc: str) -> Any:
+    # The cascade accepts by coins of its own, and has no choice that a draft could take the place of.
+    return _option_of_all(f"for measurement, not exact: {doc}", Only(exact, "sampling_policy", RESIDUAL, rule), exact)
+
+
 # The algorithms
 
 
@@ -114,11 +91,33 @@ class Options:
     least_recurrences: ClassVar[int] = 1
     why: ClassVar[str] = ""  # a model of fewer cannot be served
 
+    sampling_policy: str = _option_of_all(
+        "how requests with a temperature draw: seeded, every depth with the position's own noise, for the plain "
+        "server's text; residual, LoopSpec's cascade of independent draws, for another text of the same law",
+        Named((SEEDED, RESIDUAL)),
+        SEEDED,
+    )
+    relax_top: int = _relaxed_option(
+        Between(int, 1, 64),
+        1,
+        "a draft is kept in place of full depth's choice where it is among so many best tokens and passes relax_tau",
+    )
+    relax_tau: float = _relaxed_option(
+        Between(float, 0, 1),
+        1.0,
+        "a draft that relax_top keeps must have this share of the best token's probability; 1 keeps equal ones alone",
+    )
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether drafts that full depth did not choose may be kept; the text is then not the model's own."""
+        return self.relax_top != 1 or self.relax_tau != 1
+
     def check(self, recurrences: int) -> None:
         """Refuse values that do not fit R or each other."""
         self.check_recurrences(recurrences)
         chosen: dict[str, Any] = {}
-        for spec in fields(self):
+        for spec in specs_of(type(self)):
             chosen[spec.name] = checked(spec, getattr(self, spec.name), "the caller", recurrences, chosen)
 
     @classmethod
@@ -200,8 +199,13 @@ OPTIONS: Mapping[str, type[Options]] = MappingProxyType(
 # Names and values
 
 
+def specs_of(kind: type[Options]) -> "list[Field[Any]]":
+    """An algorithm's own options, then those of all."""
+    return sorted(fields(kind), key=lambda spec: spec.kw_only is True)
+
+
 def names_of(algorithm: str) -> list[str]:
-    return [spec.name for spec in fields(OPTIONS[algorithm])]
+    return [spec.name for spec in specs_of(OPTIONS[algorithm])]
 
 
 def algorithms_with(option: str) -> list[str]:
@@ -215,7 +219,7 @@ def env_name(option: str) -> str:
 def checked(spec: "Field[Any]", value: Any, source: str, recurrences: int, chosen: Chosen) -> Any:
     """The value in its option's type."""
     rule = spec.metadata["rule"]
-    kinds = (int,) if spec.type is int else (int, float)
+    kinds: Any = (int, float) if spec.type is float else spec.type
     if isinstance(value, bool) or not isinstance(value, kinds) or not rule.holds(value, recurrences, chosen):
         raise OptionError(f"{spec.name} is {value!r} (from {source}), but must be {rule.named(recurrences, chosen)}.")
     return spec.type(value)  # type: ignore[operator]
@@ -251,7 +255,8 @@ def as_object(value: object, where: str) -> Mapping[str, Any]:
 
 def options_table() -> str:
     """Markdown table of all options, for the README."""
-    specs = {spec.name: spec for kind in OPTIONS.values() for spec in fields(kind)}
+    own = {spec.name: spec for kind in OPTIONS.values() for spec in fields(kind) if not spec.kw_only}
+    specs = own | {spec.name: spec for spec in fields(Options)}
     lines = ["| option | environment variable | algorithms | accepted | meaning |", "|---|---|---|---|---|"]
     for name, spec in specs.items():
         algorithms = algorithms_with(name)

@@ -50,16 +50,22 @@ def choose(logits: Tensor) -> list[Choice]:
     return [Choice(*pair) for pair in zip(tokens.tolist(), probabilities.tolist(), strict=True)]
 
 
+def choose_greedily(_lanes: Sequence[Lane], logits: Tensor) -> list[Choice]:
+    """``choose`` as ``pipeline_round`` calls it: greedy decoding needs to know nothing of a lane."""
+    return choose(logits)
+
+
 def pipeline_round(
     engine: TreeEngine,
     pipeline: Pipeline,
     keys: Collection[Hashable],
     keep_logits: bool = False,
-    choose: Callable[[Any], list[Choice]] = choose,
+    choose: Callable[[Sequence[Lane], Any], list[Choice]] = choose_greedily,
 ) -> dict[Hashable, PipelineRun]:
     """Run R/d1 cycles, fewer where all requests come to their end; ``keys`` must have been admitted.
 
-    ``choose`` turns a readout into one choice a row.
+    ``choose`` turns the readout of these lanes into one choice each. It may change the logits in place: what is kept
+    of them is what was chosen from.
     """
     counters = pipeline.counters
     runs: dict[Hashable, PipelineRun] = {key: PipelineRun() for key in keys}
@@ -78,7 +84,7 @@ def pipeline_round(
         logits: Any = engine.readout(readers) if readers else None
         for lane in readers:
             counters.count_readout(lane.depth, 1)
-        commits, moves = pipeline.absorb(readers, choose(logits) if readers else [])
+        commits, moves = pipeline.absorb(readers, choose(readers, logits) if readers else [])
         if moves:
             engine.move(moves)
         at = {lane: index for index, lane in enumerate(readers)} if keep_logits else {}

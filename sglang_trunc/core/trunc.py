@@ -7,7 +7,8 @@ One round of one batch, as a pure function over a ``LaneEngine``:
 2. commit: every kept node continues from its state at d1 through [d1, R); one readout at R; the longest
    prefix of drafts equal to the choice at R is accepted, and the row after it gives the bonus token.
 
-Choice = argmax, the lowest id on ties. Draft work is never repeated. A budget of 1 is plain decoding. Every
+Choice = argmax, the lowest id on ties, unless the caller gives another (``choose``: sampling, request options). Draft
+work is never repeated. A budget of 1 is plain decoding. Every
 accepted node has run all R steps, so its KV is valid at every depth when it is counted.
 
 Source: self-speculative early exit of looped models (Huginn, arXiv 2502.05171, section on zero-shot
@@ -16,6 +17,7 @@ self-speculation) with Leviathan et al. 2023 for the greedy acceptance rule; con
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -31,19 +33,39 @@ class Run(NamedTuple):
 
     tokens: Tensor  # int64 [bs, w]: the run left-aligned: accepted drafts, then the bonus; rest is padding
     lengths: Tensor  # int64 [bs]: accepted drafts + 1
-    logits: Tensor  # float32 [kept, vocabulary]: full-depth logits of the kept nodes
+    logits: Tensor  # float32 [kept, vocabulary]: full-depth logits of the kept nodes, as they were chosen from
     kept: Nodes  # the nodes those rows belong to
 
 
+class Readout(NamedTuple):
+    """One readout, for whoever chooses from it; ``n`` rows, one a node."""
+
+    nodes: Nodes
+    depth: int
+    logits: Tensor  # float32 [n, vocabulary]; may be changed in place
+    chains: Tensor  # int64 [bs, w]: tokens so far, root first; valid up to each node's own offset
+    drafts: Tensor | None  # int64 [n]: the draft that follows each node, -1 for none; only at full depth
+
+
+def choose_greedily(readout: Readout) -> Tensor:
+    """Best token of each row, the lowest id on ties: int64 [n]."""
+    return readout.logits.argmax(-1)
+
+
 def trunc_round(
-    engine: LaneEngine, roots: Tensor, budgets: list[int], options: TruncOptions, counters: Counters
+    engine: LaneEngine,
+    roots: Tensor,
+    budgets: list[int],
+    options: TruncOptions,
+    counters: Counters,
+    choose: Callable[[Readout], Tensor] = choose_greedily,
 ) -> Run:
     """One TRUNC round.
 
     ``roots`` int64 [bs]: each request's bonus token. ``budgets``: nodes each request may use, root included,
-    at least 1 each.
+    at least 1 each. ``choose``: the token of each row of a readout, int64 [n].
     """
-    chains, lengths = _propose(engine, roots, budgets, options, counters)
+    chains, lengths = _propose(engine, roots, budgets, options, counters, choose)
     kept = _chain_nodes(lengths)
     depth = options.d1
     if depth < engine.recurrences:
@@ -52,7 +74,8 @@ def trunc_round(
     logits = engine.readout(kept)
     counters.count_readout(engine.recurrences, len(kept))
     choices = torch.zeros_like(chains)
-    choices[kept.request, kept.offset] = logits.argmax(-1)
+    drafts = _drafts_behind(kept, chains, lengths)
+    choices[kept.request, kept.offset] = choose(Readout(kept, engine.recurrences, logits, chains, drafts))
     accepted = count_accepted(chains, choices, lengths)
     counters.count_round(drafted=lengths - 1, accepted=accepted)
     return Run(choices, accepted + 1, logits, kept)
@@ -72,7 +95,12 @@ def count_accepted(chains: Tensor, choices: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _propose(
-    engine: LaneEngine, roots: Tensor, budgets: list[int], options: TruncOptions, counters: Counters
+    engine: LaneEngine,
+    roots: Tensor,
+    budgets: list[int],
+    options: TruncOptions,
+    counters: Counters,
+    choose: Callable[[Readout], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Chains int64 [bs, w] and their lengths int64 [bs]; every node of a chain stands at depth d1."""
     width = max(budgets)
@@ -92,7 +120,7 @@ def _propose(
         nodes = Nodes(growing, torch.full_like(growing, offset))
         logits = engine.readout(nodes)
         counters.count_readout(options.d1, len(nodes))
-        drafts = logits.argmax(-1)
+        drafts = choose(Readout(nodes, options.d1, logits, chains, None))
         if options.draft_threshold > 0:
             sure = _probability(logits, drafts) >= options.draft_threshold
             growing, drafts = growing[sure], drafts[sure]
@@ -101,6 +129,13 @@ def _propose(
         chains[growing, offset + 1] = drafts
         lengths[growing] += 1
     return chains, lengths
+
+
+def _drafts_behind(nodes: Nodes, chains: Tensor, lengths: Tensor) -> Tensor:
+    """The draft that follows each node of its chain, -1 behind the last: int64 [n]."""
+    following = nodes.offset + 1
+    drafts = chains[nodes.request, following.clamp(max=chains.shape[1] - 1)]
+    return drafts.where(following < lengths[nodes.request], -1)
 
 
 def _probability(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -1,53 +1,48 @@
 """What a request may ask for under a speculative schedule: exact, or refused by name with HTTP 400.
 
-Called for every new request before it is queued. A refused request ends there; nothing else is disturbed.
+Called for every new request before it is queued. A refused request ends there; nothing else is disturbed. A sampled
+one gets its seed here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+
+from sglang_trunc.engine import seeds
 from sglang_trunc.engine.names import is_ours
-
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-# Sampling parameter -> value that means "off". temperature 0 arrives as top_k 1.
-_OFF: dict[str, Any] = {
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_new_tokens": 0,
-    "logit_bias": None,
-}
+from sglang_trunc.engine.reporting import report_to_client
 
 
 def refusal(req) -> str | None:
-    """Why this request cannot be served exactly yet, in one sentence; None if it can."""
+    """Why this request cannot be served exactly, in one sentence; None if it can."""
     reasons = list(_unsupported(req))
     if not reasons:
         return None
     return (
-        f"{'; '.join(reasons)}: not supported with this speculative algorithm yet. Send greedy requests "
-        "(temperature 0) without these options, or start the server without --speculative-algorithm."
+        f"{'; '.join(reasons)}: not supported with this speculative algorithm. "
+        "Leave it out, or start the server without --speculative-algorithm."
     )
 
 
 def _unsupported(req) -> Iterator[str]:
-    params = req.sampling_params
-    if params.top_k != 1:
-        yield f"temperature {params.temperature:g}"
-    for name, off in _OFF.items():
-        value = getattr(params, name, off)
-        if value != off and not (off is None and not value):
-            yield f"{name} {value!r}"
-    for name in _GRAMMARS:
-        if getattr(params, name, None) is not None:
-            yield f"{name}"
-    for name in ("custom_logit_processor", "return_hidden_states", "return_sampling_mask", "lora_id"):
+    for name in ("return_sampling_mask", "lora_id"):
         if getattr(req, name, None):
             yield name
     if getattr(req, "input_embeds", None) is not None:
         yield "input_embeds"
+    if req.custom_logit_processor and (problem := _unloadable(req.custom_logit_processor)):
+        yield f"custom_logit_processor that does not load ({problem})"
+
+
+def _unloadable(serialized: str) -> str | None:
+    """Why a processor cannot be loaded. SGLang loads it when it makes a batch, where an error ends the scheduler."""
+    try:
+        CustomLogitProcessor.from_str(serialized)
+    except Exception as problem:  # it runs the client's own code
+        return f"{type(problem).__name__}: {problem}"
+    return None
 
 
 def check_before_queue(original, scheduler, req, is_retracted: bool = False):
@@ -56,4 +51,7 @@ def check_before_queue(original, scheduler, req, is_retracted: bool = False):
         message = refusal(req)
         if message is not None:
             req.set_finish_with_abort(message)
+        else:
+            seeds.assign(scheduler, req)
+            report_to_client(req, scheduler.draft_worker.options)
     return original(scheduler, req, is_retracted)

@@ -44,7 +44,8 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("speculative_eagle_topk", (None,), "--speculative-eagle-topk"),
     ("speculative_num_draft_tokens", (None,), "--speculative-num-draft-tokens"),
     ("kv_cache_dtype", ("auto", "bf16", "bfloat16"), "--kv-cache-dtype"),
-    ("enable_deterministic_inference", (False,), "--enable-deterministic-inference"),
+    # Drafts need a grammar whose state can be rolled back; outlines' cannot.
+    ("grammar_backend", ("xgrammar", "llguidance", "none", None), "--grammar-backend"),
 )
 _BACKENDS = (ATTENTION_BACKEND, "triton", "torch_native", "flashinfer")
 # Where to set what SGLang's own flags cannot say.

@@ -42,6 +42,11 @@ HOOKS = (
         reporting.add_counters,
         HookType.AFTER,
     ),
+    (
+        _SRT + "managers.tokenizer_manager.TokenizerManager.update_request_meta_info",
+        reporting.add_to_meta_info,
+        HookType.AROUND,
+    ),
 )
 
 

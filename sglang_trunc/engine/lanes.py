@@ -41,6 +41,10 @@ class SGLangLanes:
     def readout(self, nodes: Nodes) -> Tensor:
         return self.runner.readout(self._load(nodes))
 
+    def hidden(self, nodes: Nodes) -> Tensor:
+        """What the head reads for these nodes: ``[n, d]``."""
+        return self.runner.read_hidden(self._load(nodes))
+
     def _load(self, nodes: Nodes) -> Rows:
         """Fill the row buffers for these nodes, unless the last call's nodes are asked for again."""
         if nodes is self._loaded and self._rows is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,17 +23,22 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from torch import Tensor
 
 from sglang_trunc.core.counters import PipelineCounters
-from sglang_trunc.core.pipeline import Pipeline, Schedule
-from sglang_trunc.core.pipeline_round import PipelineRun, choose, pipeline_round
+from sglang_trunc.core.lane_tree import Lane
+from sglang_trunc.core.options import RESIDUAL
+from sglang_trunc.core.pipeline import Choice, Pipeline, Schedule
+from sglang_trunc.core.pipeline_round import PipelineRun, pipeline_round
+from sglang_trunc.core.residual import ResidualMemory
 from sglang_trunc.core.traced_pipeline import TracedPipeline
-from sglang_trunc.engine import departures, slots
+from sglang_trunc.engine import slots
+from sglang_trunc.engine.cascades import Cascade
+from sglang_trunc.engine.choosing import BatchChooser, LaneChooser
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lane_attention import LaneAttention
 from sglang_trunc.engine.options import trace_file
 from sglang_trunc.engine.rows import RowRunner
 from sglang_trunc.engine.tree_lanes import TreeLanes
 from sglang_trunc.engine.warm_start import PrefillRiders
-from sglang_trunc.engine.worker import LoopedWorker
+from sglang_trunc.engine.worker import LoopedWorker, prompts_end
 
 
 class PipelineWorker(LoopedWorker):
@@ -40,6 +46,8 @@ class PipelineWorker(LoopedWorker):
 
     lanes: TreeLanes
     pipeline: Pipeline
+    _chooser: LaneChooser  # of the round or prefill at hand
+    _cascade: Cascade | None = None  # under the residual policy
 
     def __init__(self, server_args, gpu_id: int, nccl_port: int, target_worker):
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
@@ -52,8 +60,14 @@ class PipelineWorker(LoopedWorker):
         runner = self._runner(pool, req_to_token_pool, attention, capacity=capacity, tail_width=tails)
         self.lanes = TreeLanes(runner)
         self.pipeline = self._make_pipeline(schedule, pool, capacity)
-        departures.announce(req_to_token_pool, self.pipeline.leave)
+        # Lanes that were dropped in a round are forgotten before the next one.
+        residual = self.options.sampling_policy == RESIDUAL
+        self._cascade = Cascade(ResidualMemory(capacity * (schedule.cycles + 1))) if residual else None
         return runner
+
+    def _leave(self, rid: str) -> None:
+        super()._leave(rid)
+        self.pipeline.leave(rid)
 
     def _make_pipeline(self, schedule: Schedule, pool: LoopedKVPool, capacity: int) -> Pipeline:
         """Traced where a trace was asked for."""
@@ -66,7 +80,11 @@ class PipelineWorker(LoopedWorker):
             "schedule": self.options.algorithm,
             "options": dataclasses.asdict(self.options),
         }
-        return TracedPipeline(*arguments, path, about, lambda lanes: choose(self.lanes.peek(lanes)))
+        return TracedPipeline(*arguments, path, about, self._beside)
+
+    def _beside(self, lanes: Sequence[Lane]) -> list[Choice]:
+        """What lanes would say that are not due, for a trace."""
+        return self._chooser.peek(lanes, self.lanes.peek(lanes))
 
     def _schedule(self) -> Schedule:
         options = self.options
@@ -89,7 +107,10 @@ class PipelineWorker(LoopedWorker):
         watched = self._watch(batch)
         if not watched:
             return super()._prefill(batch, on_publish)
-        batch.spec_info = PrefillRiders(self.lanes, self.pipeline, watched)
+        # A prompt's paths begin at its last token, whose lane proposes the first tokens.
+        bases = batch.seq_lens.to(torch.int64) - 1
+        self._chooser = self._lane_chooser(batch, BatchChooser(batch, bases, self.outputs))
+        batch.spec_info = PrefillRiders(self.lanes, self.pipeline, watched, self._chooser)
         result = super()._prefill(batch, on_publish)
         for req, token in zip(batch.reqs, result.next_token_ids.tolist(), strict=True):
             if req.rid in watched:
@@ -101,9 +122,9 @@ class PipelineWorker(LoopedWorker):
         watched = {}
         ends = itertools.accumulate(batch.extend_lens)
         lengths, rows = batch.seq_lens.tolist(), batch.req_pool_indices.tolist()
-        for req, length, row, end in zip(batch.reqs, lengths, rows, ends, strict=True):
+        for req, length, row, end, last_chunk in zip(batch.reqs, lengths, rows, ends, prompts_end(batch), strict=True):
             last = slots.last_position(req)
-            if length == len(req.origin_input_ids) + len(req.output_ids) and last > length:
+            if last_chunk and last > length:
                 token = (req.output_ids or req.origin_input_ids)[-1]
                 slot = int(self.lanes.runner.req_to_token[row, length - 1])
                 self.pipeline.watch(req.rid, row, length - 1, token, slot, last)
@@ -112,21 +133,37 @@ class PipelineWorker(LoopedWorker):
 
     def _decode(self, batch, on_publish) -> GenerationBatchResult:
         running = self._admit(batch)
-        runs = pipeline_round(self.lanes, self.pipeline, running, batch.return_logprob) if running else {}
+        self._chooser = self._lane_chooser(batch, self._batch_chooser(batch))
+        runs = {}
+        if running:
+            runs = pipeline_round(self.lanes, self.pipeline, running, batch.return_logprob, self._chooser)
         ended = batch.spec_info.bonus_tokens.tolist()
         ordered = [runs.get(req.rid) or PipelineRun([token]) for req, token in zip(batch.reqs, ended, strict=True)]
         device = batch.seq_lens.device
         lengths = torch.tensor([len(run.tokens) for run in ordered], device=device)
         padded = [run.tokens + [0] * (self.stride - len(run.tokens)) for run in ordered]
         tokens = torch.tensor(padded, device=device)
-        logits = self._strided_logits(ordered) if batch.return_logprob else None
-        return self._result(batch, on_publish, tokens, lengths, logits)
+        logits = hidden = None
+        if batch.return_logprob:
+            logits = self._strided_rows([run.logits for run in ordered], self.model.config.vocab_size, torch.float32)
+        if batch.return_hidden_states:
+            bank = self.lanes.runner.hidden
+            hidden = self._strided_rows(self._chooser.hidden, bank.shape[1], bank.dtype)
+        return self._result(batch, on_publish, tokens, lengths, logits, hidden)
+
+    def _lane_chooser(self, batch, chooser: BatchChooser) -> LaneChooser:
+        hidden = self.lanes.hidden if batch.return_hidden_states else None
+        cascade = self._cascade
+        if cascade is not None:
+            cascade.memory.keep({lane for tree in self.pipeline.trees.values() for lane in tree.lanes})
+        rows = batch.req_pool_indices.tolist()
+        return LaneChooser(chooser, rows, self.model.shape.recurrences, self.options, cascade, hidden)
 
     def _admit(self, batch) -> list[str]:
         """Give every request of the batch its tree; returns those that want tokens.
 
-        A request that has all its tokens is seen once more under overlap scheduling. It is not run: SGLang discards
-        what it gets for it.
+        A request that has all its tokens is seen once more under overlap scheduling, and so is one whose grammar has
+        ended it, with its slots gone. It is not run: SGLang discards what it gets for it.
         """
         lengths, rows = batch.seq_lens.tolist(), batch.req_pool_indices.tolist()
         tokens = batch.spec_info.bonus_tokens.tolist()
@@ -135,7 +172,7 @@ class PipelineWorker(LoopedWorker):
         reserved = self._reserved(batch, lengths)
         for req, length, row, token, own in zip(batch.reqs, lengths, rows, tokens, reserved, strict=True):
             last = slots.last_position(req)
-            if length >= last:
+            if length >= last or not own:
                 self.pipeline.leave(req.rid)
                 continue
             # A token past the last slot has no lane to go on with; such a request starts cold in the next round.
@@ -149,17 +186,18 @@ class PipelineWorker(LoopedWorker):
 
     def _reserved(self, batch, lengths: list[int]) -> list[list[int]]:
         """Slots from each request's first uncommitted position to the end of what SGLang reserved."""
-        counts = [req.kv.kv_allocated_len - length for req, length in zip(batch.reqs, lengths, strict=True)]
+        allocated = [req.kv.kv_allocated_len for req in batch.reqs]
+        counts = [max(0, end - length) for end, length in zip(allocated, lengths, strict=True)]
         table = self.lanes.runner.req_to_token
         columns = batch.seq_lens.to(torch.int64).unsqueeze(1) + torch.arange(max(counts), device=table.device)
         found = table[batch.req_pool_indices.to(torch.int64).unsqueeze(1), columns.clamp(max=table.shape[1] - 1)]
         return [own[:count] for own, count in zip(found.tolist(), counts, strict=True)]
 
-    def _strided_logits(self, runs: list[PipelineRun]) -> Tensor:
-        """Row ``b * stride + j``: the full-depth distribution that emitted token j of request b."""
+    def _strided_rows(self, runs: list[list[Tensor]], width: int, dtype: torch.dtype) -> Tensor:
+        """Row ``b * stride + j``: the row that emitted token j of request b."""
         device = self.lanes.runner.req_to_token.device
-        logits = torch.zeros(len(runs) * self.stride, self.model.config.vocab_size, device=device)
+        strided = torch.zeros(len(runs) * self.stride, width, dtype=dtype, device=device)
         for index, run in enumerate(runs):
-            for number, row in enumerate(run.logits):
-                logits[index * self.stride + number] = row
-        return logits
+            for number, row in enumerate(run):
+                strided[index * self.stride + number] = row
+        return strided

@@ -130,8 +130,14 @@ class RowRunner:
 
     def readout(self, rows: Rows) -> Tensor:
         """Logits of the rows as they stand: float32 ``[real, vocabulary]``."""
-        hidden = self.model.readout(self.gather(rows), rows.positions, self.attend(rows))
-        return self.model.logits(hidden)[: rows.real]
+        return self.model.logits(self._read(rows))[: rows.real]
+
+    def read_hidden(self, rows: Rows) -> Tensor:
+        """What the head reads in ``readout``: ``[real, d]``."""
+        return self._read(rows)[: rows.real]
+
+    def _read(self, rows: Rows) -> Tensor:
+        return self.model.readout(self.gather(rows), rows.positions, self.attend(rows))
 
     def peek(self, rows: Rows) -> Tensor:
         """``readout`` after which the coda's K/V of these rows are as they were."""

@@ -32,6 +32,10 @@ class TreeLanes:
     def readout(self, lanes: Sequence[Lane]) -> Tensor:
         return self.runner.readout(self.load(lanes))
 
+    def hidden(self, lanes: Sequence[Lane]) -> Tensor:
+        """What the head reads for these lanes: ``[n, d]``."""
+        return self.runner.read_hidden(self.load(lanes))
+
     def peek(self, lanes: Sequence[Lane]) -> Tensor:
         """``readout`` that leaves no mark, for lanes that are not due."""
         return self.runner.peek(self.load(lanes))

@@ -9,6 +9,7 @@ from torch import Tensor
 from sglang_trunc.core.counters import Counters
 from sglang_trunc.core.trunc import Run, trunc_round
 from sglang_trunc.engine import slots
+from sglang_trunc.engine.choosing import ChainChooser
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lane_attention import LaneAttention
 from sglang_trunc.engine.lanes import SGLangLanes
@@ -34,9 +35,13 @@ class TruncWorker(LoopedWorker):
     def _decode(self, batch, on_publish) -> GenerationBatchResult:
         roots = batch.spec_info.bonus_tokens.to(torch.int64)
         self.lanes.begin(batch.req_pool_indices, batch.seq_lens)
-        run = trunc_round(self.lanes, roots, self._budgets(batch), self.options, self.counters)
-        logits = self._strided_logits(run, len(roots)) if batch.return_logprob else None
-        return self._result(batch, on_publish, run.tokens, run.lengths, logits)
+        chooser = ChainChooser(self._batch_chooser(batch), self.options, self.lanes.runner.spare)
+        run = trunc_round(self.lanes, roots, self._budgets(batch), self.options, self.counters, chooser)
+        logits = self._strided_rows(run, run.logits, len(roots)) if batch.return_logprob else None
+        hidden = None
+        if batch.return_hidden_states:
+            hidden = self._strided_rows(run, self.lanes.hidden(run.kept), len(roots))
+        return self._result(batch, on_publish, run.tokens, run.lengths, logits, hidden)
 
     def _budgets(self, batch) -> list[int]:
         """Nodes each request may use: never more than the tokens still wanted or the slots reserved.
@@ -51,8 +56,8 @@ class TruncWorker(LoopedWorker):
             budgets.append(max(1, min(self.options.block_size, wanted, reserved)))
         return budgets
 
-    def _strided_logits(self, run: Run, batch_size: int) -> Tensor:
-        """Row ``b * stride + j``: the full-depth distribution that emitted token j of request b."""
-        logits = run.logits.new_zeros(batch_size * self.stride, run.logits.shape[1])
-        logits[run.kept.request * self.stride + run.kept.offset] = run.logits
-        return logits
+    def _strided_rows(self, run: Run, rows: Tensor, batch_size: int) -> Tensor:
+        """Row ``b * stride + j``: the row of the kept node that emitted token j of request b."""
+        strided = rows.new_zeros(batch_size * self.stride, rows.shape[1])
+        strided[run.kept.request * self.stride + run.kept.offset] = rows
+        return strided

@@ -11,14 +11,13 @@ readout of a model with a coda runs over all rows of the chunk, since the last r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from sglang_trunc.core.lane_tree import Lane
 from sglang_trunc.core.pipeline import Choice, Pipeline
-from sglang_trunc.core.pipeline_round import choose
 from sglang_trunc.engine.rows import Rows
 from sglang_trunc.engine.tree_lanes import TreeLanes
 from sglang_trunc.models.looped import Attend, AttentionSite, LoopedCausalLM, LoopState
@@ -30,10 +29,18 @@ class PrefillRiders:
     _rows: Rows  # of the riders, for the cycle at hand
     _state: LoopState
 
-    def __init__(self, lanes: TreeLanes, pipeline: Pipeline, last_rows: dict[str, int]):
-        """``last_rows``: request, watched by the pipeline -> row of its last token in the prefill batch."""
+    def __init__(
+        self,
+        lanes: TreeLanes,
+        pipeline: Pipeline,
+        last_rows: dict[str, int],
+        choose: Callable[[Sequence[Lane], Tensor], list[Choice]],
+    ):
+        """``last_rows``: request, watched by the pipeline -> row of its last token in the prefill batch. ``choose``:
+        as in ``pipeline_round``."""
         self.lanes = lanes
         self.pipeline = pipeline
+        self._choose = choose
         self.keys = last_rows.keys()
         self._row_of = {pipeline.trees[key].root: row for key, row in last_rows.items()}
         self._riding: list[Lane] = []
@@ -98,10 +105,10 @@ class PrefillRiders:
         found: dict[Lane, Choice] = {}
         if roots:
             logits = self._prompt_logits(model, roots, state, positions, attend)
-            found.update(zip(roots, choose(logits), strict=True))
+            found.update(zip(roots, self._choose(roots, logits), strict=True))
         riders = [lane for lane in readers if lane not in found]
         if riders:
-            found.update(zip(riders, choose(self.lanes.readout(riders)), strict=True))
+            found.update(zip(riders, self._choose(riders, self.lanes.readout(riders)), strict=True))
             for lane in riders:
                 self.pipeline.counters.count_readout(lane.depth, 1)
         return [found[lane] for lane in readers]

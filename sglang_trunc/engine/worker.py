@@ -24,17 +24,39 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from torch import Tensor
 
 from sglang_trunc.core.counters import TickCounters
-from sglang_trunc.engine import cost, lane_attention
+from sglang_trunc.engine import cost, departures, lane_attention
+from sglang_trunc.engine.choosing import BatchChooser, seeds_of
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lane_attention import LaneAttention
 from sglang_trunc.engine.names import MEASURE_ENV
 from sglang_trunc.engine.options import described, resolve
+from sglang_trunc.engine.outputs import Outputs
 from sglang_trunc.engine.rows import RowRunner
+from sglang_trunc.engine.sampler import SeededSampler
 from sglang_trunc.engine.state import TruncState
 from sglang_trunc.engine.stopwatch import Stopwatch, TimedRunner
+from sglang_trunc.engine.transforms import abort_for_processor
 from sglang_trunc.models.looped import LoopedCausalLM
 
 logger = logging.getLogger(__name__)
+
+
+def prompts_end(batch) -> list[bool]:
+    """Which requests of a prefill batch are in it with the last chunk of all that they have."""
+    lengths = batch.seq_lens.tolist()
+    return [
+        length == len(req.origin_input_ids) + len(req.output_ids)
+        for req, length in zip(batch.reqs, lengths, strict=True)
+    ]
+
+
+def unclamp(output: LogitsProcessorOutput) -> None:
+    """Forbidden tokens have the logprob -inf, as on the plain path; ``compute_spec_logprobs`` clamps it."""
+    lowest = torch.finfo(torch.float32).min
+    lists = (output.next_token_top_logprobs_val, output.next_token_token_ids_logprobs_val)
+    for values in (output.next_token_logprobs, *(values for listed in lists for values in listed or ())):
+        if isinstance(values, Tensor):
+            values.masked_fill_(values <= lowest, -torch.inf)
 
 
 class LoopedWorker(BaseSpecWorker):
@@ -65,6 +87,8 @@ class LoopedWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self.stride = get_spec().speculative_num_draft_tokens
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.cost: cost.CostTable | None = None
+        self.outputs = Outputs()
+        self.model_runner.sampler = SeededSampler()
         self.stopwatch = Stopwatch() if os.environ.get(MEASURE_ENV) else None
 
     def alloc_memory_pool(self, **_) -> None:
@@ -78,6 +102,7 @@ class LoopedWorker(BaseSpecWorker):
             )
         attention = lane_attention.choose()
         runner = self._build(pool, req_to_token_pool, attention)
+        departures.announce(req_to_token_pool, self._leave)
         if self.stopwatch:
             self.cost = cost.measure(runner, cost.context_from(os.environ[MEASURE_ENV]))
         logger.info("%s: R=%d, lane attention %s", self.algorithm, runner.recurrences, attention.name)
@@ -115,8 +140,28 @@ class LoopedWorker(BaseSpecWorker):
         """One decode round."""
         raise NotImplementedError
 
+    def _leave(self, rid: str) -> None:
+        """A request has given its row of the slot table back."""
+        self.outputs.forget(rid)
+
+    def _batch_chooser(self, batch) -> BatchChooser:
+        """For the readouts of a decode round: the newest token of each request is at its committed length."""
+        return BatchChooser(batch, batch.seq_lens.to(torch.int64), self.outputs)
+
     def _prefill(self, batch, on_publish) -> GenerationBatchResult:
+        """SGLang's own prefill; its sampler finds the seeds, and later rounds what has been emitted."""
+        for req in batch.reqs:
+            self.outputs.begin(req)
+        info = batch.sampling_info
+        info.sampling_seed = seeds_of(batch.reqs, batch.seq_lens.device)
+        self.outputs.correct_penalties(batch.reqs, info)
         result = self.target_worker.forward_batch_generation(batch)
+        if (problem := getattr(info, "failed_processor", None)) is not None:
+            abort_for_processor(batch.reqs, problem)
+        if self.outputs:
+            for req, token, ends in zip(batch.reqs, result.next_token_ids.tolist(), prompts_end(batch), strict=True):
+                if ends:
+                    self.outputs.extend(req.rid, [token])
         result.new_seq_lens = batch.seq_lens
         result.next_draft_input = TruncState(result.next_token_ids.long(), batch.seq_lens)
         if on_publish is not None:
@@ -124,22 +169,25 @@ class LoopedWorker(BaseSpecWorker):
         return result
 
     def _result(
-        self, batch, on_publish, tokens: Tensor, lengths: Tensor, logits: Tensor | None
+        self, batch, on_publish, tokens: Tensor, lengths: Tensor, logits: Tensor | None, hidden: Tensor | None = None
     ) -> GenerationBatchResult:
         """What SGLang takes from a decode round.
 
         ``tokens`` int64 ``[bs, w]``: runs, left-aligned. ``lengths`` int64 ``[bs]``, at least 1. ``logits`` float32
         ``[bs * stride, vocabulary]``: row ``b * stride + j`` emitted token j of request b; only for logprobs.
+        ``hidden`` ``[bs * stride, d]``: what the head read for that token; only where asked for.
         """
         new_seq_lens = batch.seq_lens + lengths
         if on_publish is not None:
             on_publish(new_seq_lens)
         strided = self._strided(tokens)
         bonus = tokens.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
-        output = LogitsProcessorOutput(next_token_logits=None)
+        self._remember(batch, tokens, lengths)
+        output = LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
         if batch.return_logprob:
             output.next_token_logits = logits
             compute_spec_logprobs(batch, output, strided, chain_stride=self.stride)
+            unclamp(output)
         return GenerationBatchResult(
             logits_output=output,
             next_token_ids=strided,
@@ -149,6 +197,11 @@ class LoopedWorker(BaseSpecWorker):
             speculative_num_draft_tokens=self.stride,
             can_run_cuda_graph=False,
         )
+
+    def _remember(self, batch, tokens: Tensor, lengths: Tensor) -> None:
+        if self.outputs:
+            for req, run, length in zip(batch.reqs, tokens.tolist(), lengths.tolist(), strict=True):
+                self.outputs.extend(req.rid, run[:length])
 
     def _strided(self, tokens: Tensor) -> Tensor:
         """The runs as SGLang reads them: flat ``[bs * stride]``, request b's tokens from ``b * stride``."""

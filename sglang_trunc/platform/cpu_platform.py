@@ -38,6 +38,9 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND
 
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        return "eager"  # no server of ours compiles C++ between two tokens
+
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         return False  # the in-tree algorithms need kernels that are absent here
 

@@ -23,6 +23,7 @@ from sglang_trunc.models.looped import LoopedCausalLM
 from sglang_trunc.platform.cpu_attention import lane_attention
 from sglang_trunc.platform.cpu_elementwise import store_rows
 from sglang_trunc.platform.names import ATTENTION_BACKEND
+from sglang_trunc.platform.sampling import refuse_deterministic
 
 
 class RowPlan(NamedTuple):
@@ -102,9 +103,10 @@ def _refuse_unknown(layer) -> None:
 
 
 def create(model_runner) -> AttentionBackend:
-    """The backend of this platform for the model at hand."""
+    """The backend of this platform for the model at hand; torch's own attention for one that is not looped."""
     if isinstance(model_runner.model, LoopedCausalLM):
         return CpuLaneBackend(model_runner)
+    refuse_deterministic(model_runner.model)
     return ATTENTION_BACKENDS["torch_native"](model_runner)
 
 

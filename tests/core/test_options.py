@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +26,8 @@ from sglang_trunc.core.resolve import resolve_options
 ROOT = Path(__file__).parents[2]
 SHAPE = ModelShape("OuroForCausalLM", 64, 2, 4, 300, 2)
 TRUNC, SINGLE, DUAL = OPTIONS
+OF_ALL = ["sampling_policy", "relax_top", "relax_tau"]
+NAMES_OF_ALL = ", ".join(OF_ALL)
 VARIABLE = "environment variable SGLANG_TRUNC_"
 OVERRIDE = "--json-model-override-args"
 
@@ -72,7 +74,7 @@ def test_sources_are_mixed_option_by_option():
         "d2": f"{VARIABLE}D2",
         "max_width": OVERRIDE,
         "min_survival": f"{VARIABLE}MIN_SURVIVAL",
-    }
+    } | dict.fromkeys(OF_ALL, "default for 8 recurrences")
 
 
 def test_every_value_names_its_source():
@@ -81,7 +83,7 @@ def test_every_value_names_its_source():
         "d1": f"{VARIABLE}D1",
         "block_size": OVERRIDE,
         "draft_threshold": "preset a.json",
-    }
+    } | dict.fromkeys(OF_ALL, "default for 4 recurrences")
     assert resolve().sources["d1"] == "default for 4 recurrences"
 
 
@@ -294,15 +296,105 @@ def test_values_built_in_code_can_be_checked(options, recurrences, message):
     assert str(caught.value) == message
 
 
+# Sampling policy and relaxed acceptance
+
+
+@pytest.mark.parametrize("algorithm", OPTIONS)
+def test_every_algorithm_samples_seeded_and_accepts_exactly_unless_told(algorithm):
+    options = resolve(algorithm=algorithm).options
+    assert (options.sampling_policy, options.relax_top, options.relax_tau) == ("seeded", 1, 1.0)
+    assert not options.relaxed
+    env = {"SGLANG_TRUNC_SAMPLING_POLICY": "residual"}
+    got = resolve(env=env, algorithm=algorithm)
+    assert (
+        got.options.sampling_policy == resolve({"sampling_policy": "residual"}, algorithm=algorithm)[0].sampling_policy
+    )
+    assert got.options.sampling_policy == "residual"
+    assert got.sources["sampling_policy"] == f"{VARIABLE}SAMPLING_POLICY"
+    assert resolve({"sampling_policy": "seeded"}, env, algorithm=algorithm).options.sampling_policy == "residual"
+
+
+@pytest.mark.parametrize("algorithm", OPTIONS)
+@pytest.mark.parametrize(
+    ("given", "relaxed"),
+    [({}, False), ({"relax_top": 1, "relax_tau": 1}, False), ({"relax_top": 2}, True), ({"relax_tau": 0.999}, True),
+     ({"relax_top": 64, "relax_tau": 0.0}, True)],
+)  # fmt: skip
+def test_options_know_whether_acceptance_is_relaxed(algorithm, given, relaxed):
+    env = {env_name(name): str(value) for name, value in given.items()}
+    for options in (resolve(given, algorithm=algorithm).options, resolve(env=env, algorithm=algorithm).options):
+        assert options.relaxed is relaxed
+        assert isinstance(options.relax_tau, float)
+        options.check(4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "accepted"),
+    [
+        ("sampling_policy", "greedy", "seeded or residual"),
+        ("sampling_policy", "", "seeded or residual"),
+        ("sampling_policy", "Residual", "seeded or residual"),
+        ("relax_top", 0, "an integer from 1 to 64"),
+        ("relax_top", 65, "an integer from 1 to 64"),
+        ("relax_top", "x", "an integer from 1 to 64"),
+        ("relax_tau", -0.1, "a number from 0 to 1"),
+        ("relax_tau", 1.5, "a number from 0 to 1"),
+        ("relax_tau", "x", "a number from 0 to 1"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", OPTIONS)
+def test_values_of_sampling_and_relaxing_that_cannot_be_used(algorithm, field, value, accepted):
+    variable = env_name(field)
+    for source, given in (
+        (f"environment variable {variable}", {"env": {variable: str(value)}}),
+        (OVERRIDE, {"override": {field: value}}),
+        ("preset a.json", {"presets": [preset(algorithm, **{field: value})]}),
+    ):
+        assert refusal(algorithm=algorithm, **given) == f"{field} is {value!r} (from {source}), but must be {accepted}."
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, None, ["seeded"], {}])
+def test_a_policy_of_another_type_is_refused(value):
+    assert refusal({"sampling_policy": value}) == (
+        f"sampling_policy is {value!r} (from {OVERRIDE}), but must be seeded or residual."
+    )
+
+
+@pytest.mark.parametrize("algorithm", OPTIONS)
+@pytest.mark.parametrize(("field", "value"), [("relax_top", 2), ("relax_tau", 0.5), ("relax_tau", 0.0)])
+def test_the_residual_policy_cannot_be_relaxed(algorithm, field, value):
+    accepted = "but must be 1 where sampling_policy is residual."
+    env = {"SGLANG_TRUNC_SAMPLING_POLICY": "residual"}
+    assert refusal({field: value}, env, algorithm=algorithm) == f"{field} is {value} (from {OVERRIDE}), {accepted}"
+    given = {env_name(field): str(value)}
+    assert refusal({"sampling_policy": "residual"}, given, algorithm=algorithm) == (
+        f"{field} is {value} (from environment variable {env_name(field)}), {accepted}"
+    )
+    made = replace(resolve(algorithm=algorithm).options, sampling_policy="residual", **{field: value})
+    with pytest.raises(OptionError) as caught:
+        made.check(4)
+    assert str(caught.value) == f"{field} is {value} (from the caller), {accepted}"
+    exact = {"sampling_policy": "residual", "relax_top": 1, "relax_tau": 1}
+    assert resolve(exact, algorithm=algorithm).options.sampling_policy == "residual"
+
+
+def test_no_preset_chooses_a_policy_or_relaxes():
+    presets = load_presets()
+    assert len(presets) > 5
+    for shipped in presets:
+        for algorithm, values in shipped.values.items():
+            assert not set(values) & set(OF_ALL), (shipped.name, algorithm)
+
+
 # Refused keys
 
 
 @pytest.mark.parametrize(
     ("algorithm", "names"),
     [
-        (TRUNC, "d1, block_size, draft_threshold"),
-        (SINGLE, "d1, max_width, min_survival"),
-        (DUAL, "d1, d2, max_width, min_survival"),
+        (TRUNC, f"d1, block_size, draft_threshold, {NAMES_OF_ALL}"),
+        (SINGLE, f"d1, max_width, min_survival, {NAMES_OF_ALL}"),
+        (DUAL, f"d1, d2, max_width, min_survival, {NAMES_OF_ALL}"),
     ],
 )
 def test_unknown_and_foreign_keys_are_named(algorithm, names):
@@ -323,7 +415,7 @@ def test_unknown_and_foreign_keys_are_named(algorithm, names):
 def test_foreign_variable_in_full():
     assert refusal(env={"SGLANG_TRUNC_BLOCK_SIZE": "4"}, algorithm=SINGLE) == (
         "block_size is not an option of LOOPSPEC_SINGLE (environment variable SGLANG_TRUNC_BLOCK_SIZE); "
-        "its options are d1, max_width, min_survival."
+        f"its options are d1, max_width, min_survival, {NAMES_OF_ALL}."
     )
 
 
@@ -339,7 +431,8 @@ def test_unknown_variables_with_the_prefix_are_named(algorithm):
     assert refusal(env={"SGLANG_TRUNC_DEPTH": "2"}, algorithm=algorithm, other_env=["SGLANG_TRUNC_X"]) == (
         "Environment variable SGLANG_TRUNC_DEPTH is '2', but the plugin reads only SGLANG_TRUNC_BLOCK_SIZE, "
         "SGLANG_TRUNC_D1, SGLANG_TRUNC_D2, SGLANG_TRUNC_DRAFT_THRESHOLD, SGLANG_TRUNC_MAX_WIDTH, "
-        "SGLANG_TRUNC_MIN_SURVIVAL, SGLANG_TRUNC_X."
+        "SGLANG_TRUNC_MIN_SURVIVAL, SGLANG_TRUNC_RELAX_TAU, SGLANG_TRUNC_RELAX_TOP, SGLANG_TRUNC_SAMPLING_POLICY, "
+        "SGLANG_TRUNC_X."
     )
     env = {"SGLANG_TRUNC_THREADS": "2"}
     assert resolve(env=env, algorithm=algorithm, other_env=["SGLANG_TRUNC_THREADS"]).options.d1 == 1
@@ -375,11 +468,11 @@ def test_a_preset_has_one_section_for_each_algorithm():
         ({"match": 2}, "match of preset p.json is 2, but must be an object."),
         ({"trunc": {"d1": 1}}, "match is empty in preset p.json, but must name the model's shape."),
         ({"match": {"layers": 2}, "trunc": {"d3": 1}}, "d3 is not an option (trunc of preset p.json), the options are "
-         "d1, block_size, draft_threshold."),
+         f"d1, block_size, draft_threshold, {NAMES_OF_ALL}."),
         ({"match": {"layers": 2}, "loopspec_dual": {"d3": 1}}, "d3 is not an option (loopspec_dual of preset p.json), "
-         "the options are d1, d2, max_width, min_survival."),
+         f"the options are d1, d2, max_width, min_survival, {NAMES_OF_ALL}."),
         ({"match": {"layers": 2}, "loopspec_single": {"d2": 1}}, "d2 is not an option of LOOPSPEC_SINGLE "
-         "(loopspec_single of preset p.json); its options are d1, max_width, min_survival."),
+         f"(loopspec_single of preset p.json); its options are d1, max_width, min_survival, {NAMES_OF_ALL}."),
         ({"match": {"layers": 2}, "loopspec_single": 3}, "loopspec_single of preset p.json is 3, but must be an "
          "object."),
     ],
@@ -459,6 +552,7 @@ def test_table_has_one_row_for_every_option():
         "max_width",
         "min_survival",
         "d2",
+        *OF_ALL,
     ]
     assert rows[2] == (
         "| `d1` | `SGLANG_TRUNC_D1` | all | TRUNC: an integer from 1 to R; LOOPSPEC_SINGLE: a divisor of R below it; "
@@ -467,6 +561,15 @@ def test_table_has_one_row_for_every_option():
     assert rows[5].startswith(
         "| `max_width` | `SGLANG_TRUNC_MAX_WIDTH` | LOOPSPEC_SINGLE, LOOPSPEC_DUAL | an integer from 1 to 256 | "
     )
+
+
+def test_table_says_what_text_and_tied_options_accept():
+    accepted = {row.split("`")[1]: row.split(" | ")[3] for row in options_table().splitlines()[2:]}
+    assert [accepted[name] for name in OF_ALL] == [
+        "seeded or residual",
+        "an integer from 1 to 64; only 1 where sampling_policy is residual",
+        "a number from 0 to 1; only 1 where sampling_policy is residual",
+    ]
 
 
 def test_an_option_of_several_algorithms_means_the_same_in_each():

@@ -289,5 +289,5 @@ def test_there_is_a_state_row_for_every_lane_and_arrival(worker, make_tree_stand
     assert sorted(taken) == list(stand.pool.branch_slots)
     client = Client(1)
     worker.pipeline.join(client.req.rid, 1)
-    departures.on_free(None, table_pool, client.req)
+    worker._leave(client.req.rid)
     assert not worker.pipeline.trees

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sglang_trunc.core.pipeline import Schedule
+from sglang_trunc.core.pipeline_round import choose_greedily
 from sglang_trunc.engine.rows import RowRunner
 from sglang_trunc.engine.warm_start import PrefillRiders
 from sglang_trunc.reference.tiny import FAMILIES
@@ -39,7 +40,7 @@ def prefill_with_riders(stand: TreeStand, *keys: int, begin: int = 0) -> None:
         pipeline.watch(key, request.row, position, request.tokens[-1], slot, request.last)
         end += len(request.tokens) - begin
         last[key] = end - 1
-    riders, attend = PrefillRiders(stand.engine, pipeline, last), runner.attend(rows)
+    riders, attend = PrefillRiders(stand.engine, pipeline, last, choose_greedily), runner.attend(rows)
     state = model.embed(torch.tensor(tokens), rows.positions, attend)
     for step in range(runner.recurrences):
         runner.begin_step(rows)

@@ -69,7 +69,7 @@ def test_logits_row_j_is_what_emitted_token_j(worker):
     kept = Nodes(torch.tensor([0, 0, 1, 2, 2, 2]), torch.tensor([0, 1, 0, 0, 1, 2]))
     logits = torch.arange(6.0).view(6, 1).expand(6, 3)
     run = Run(torch.zeros(3, 3, dtype=torch.int64), torch.tensor([2, 1, 3]), logits, kept)
-    rows = worker._strided_logits(run, batch_size=3)
+    rows = worker._strided_rows(run, logits, batch_size=3)
     assert rows.shape == (12, 3)
     assert rows[:, 0].tolist() == [0, 1, 0, 0, 2, 0, 0, 0, 3, 4, 5, 0]
 

@@ -201,7 +201,9 @@ class TreeStand:
             moves.append(self.pipeline.admit(key, request.row, request.length, request.tokens[-1], own, end))
         if any(moves):
             self.engine.move([move for move in moves if move is not None])
-        for key, run in pipeline_round(self.engine, self.pipeline, running, choose=self._choose).items():
+        for key, run in pipeline_round(
+            self.engine, self.pipeline, running, choose=lambda _, logits: self._choose(logits)
+        ).items():
             assert 1 <= len(run.tokens) <= self.plan.cycles
             self.requests[key].tokens += run.tokens
         self.check_slots()

@@ -11,10 +11,12 @@ from sglang_trunc.core.counters import PipelineCounters
 from sglang_trunc.core.lane_tree import Lane
 from sglang_trunc.core.options import DualOptions
 from sglang_trunc.core.pipeline import Pipeline
+from sglang_trunc.engine.outputs import Outputs
 from sglang_trunc.engine.pipeline_worker import PipelineWorker
 from sglang_trunc.engine.slots import tokens_per_round
 from sglang_trunc.engine.state import TruncState
 from sglang_trunc.engine.tree_lanes import TreeLanes
+from tests.engine.sampling_stand import request, sampling_info
 
 PROMPT = 10  # tokens
 ROWS, CONTEXT = 6, 64  # of the slot table
@@ -57,6 +59,7 @@ def scripted_worker() -> PipelineWorker:
     bare = PipelineWorker.__new__(PipelineWorker)
     bare.options = OPTIONS
     bare.stopwatch = None
+    bare.outputs = Outputs()
     bare.stride = tokens_per_round(OPTIONS, FULL_DEPTH)
     bare.model = types.SimpleNamespace(
         config=types.SimpleNamespace(vocab_size=VOCABULARY), shape=types.SimpleNamespace(recurrences=FULL_DEPTH)
@@ -75,13 +78,7 @@ class Client:
         self.length = PROMPT
         self.token = truth(row, PROMPT)
         self.reserve = reserve
-        self.req = types.SimpleNamespace(
-            rid=f"request {row}",
-            origin_input_ids=[3] * PROMPT,
-            output_ids=[],
-            sampling_params=types.SimpleNamespace(max_new_tokens=most),
-            kv=types.SimpleNamespace(kv_allocated_len=0),
-        )
+        self.req = request(f"request {row}", [3] * PROMPT, most)
 
     @property
     def last(self) -> int:
@@ -99,6 +96,8 @@ def batch(*clients: Client, logprobs: bool = False) -> types.SimpleNamespace:
         req_pool_indices=torch.tensor([client.row for client in clients]),
         spec_info=TruncState(torch.tensor([client.token for client in clients]), lengths),
         return_logprob=logprobs,
+        return_hidden_states=False,
+        sampling_info=sampling_info([client.req for client in clients], VOCABULARY),
     )
 
 

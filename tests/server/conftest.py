@@ -40,6 +40,7 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
     mine = [item for item in items if HERE in item.path.parents]
     for item in mine:
         item.add_marker(pytest.mark.server)
+        item.add_marker(pytest.mark.xdist_group("+".join(setup.name for setup in setups_of(item)) or str(item.path)))
     order = list(dict.fromkeys(map(setups_of, mine)))
     mine.sort(key=lambda item: order.index(setups_of(item)))
     places = [place for place, item in enumerate(items) if HERE in item.path.parents]
@@ -56,7 +57,8 @@ def model_of(tiny_checkpoint) -> Callable[[Setup], Path]:
 @pytest.fixture(scope="session")
 def servers(request, model_of) -> Iterator[Servers]:
     order = dict.fromkeys(setup for item in request.session.items for setup in setups_of(item))
-    pool = Servers(list(order), model_of)
+    # Workers beside this one take setups out of the order as they go; the machine is busy with theirs, too.
+    pool = Servers([] if hasattr(request.config, "workerinput") else list(order), model_of)
     yield pool
     pool.close()
 

@@ -15,7 +15,10 @@ from tests.server.setups import Setup
 
 
 class Servers:
-    """At most two servers exist: the one in use, and the next."""
+    """At most two servers exist: the one in use, and the next.
+
+    Without an order there is no next.
+    """
 
     def __init__(self, order: Sequence[Setup], model_of: Callable[[Setup], Path]):
         self._order = list(order)
@@ -24,7 +27,7 @@ class Servers:
         self._starter = ThreadPoolExecutor(max_workers=1)
 
     def get(self, setup: Setup) -> Server:
-        """The running server of this setup; ends all but this one, and begins to start the one after it."""
+        """The running server of this setup; ends all but this one, and begins to start the one after it, if known."""
         for other in [other for other in self._starts if other != setup]:
             if other != self._after(setup):
                 self._end(other)
@@ -41,6 +44,8 @@ class Servers:
         self._starter.shutdown()
 
     def _after(self, setup: Setup) -> Setup | None:
+        if setup not in self._order:
+            return None
         place = self._order.index(setup) + 1
         return self._order[place] if place < len(self._order) else None
 
