@@ -12,7 +12,7 @@ or resolve the same inputs again.
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field
 from typing import Any, NamedTuple
 
 from sglang_trunc.core.options import (
@@ -25,6 +25,7 @@ from sglang_trunc.core.options import (
     env_name,
     names_of,
     not_an_option,
+    specs_of,
 )
 from sglang_trunc.core.presets import ModelShape, Preset, find_preset, load_presets
 
@@ -55,7 +56,7 @@ def resolve_options(
     preset_values = {} if preset is None else preset.values.get(algorithm, {})
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for spec in fields(kind):
+    for spec in specs_of(kind):
         variable = env_name(spec.name)
         if variable in environ:
             value, source = _from_text(spec, environ[variable]), f"environment variable {variable}"

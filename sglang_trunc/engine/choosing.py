@@ -55,6 +55,10 @@ class BatchChooser:
         if self._transforms.active:
             self._transforms.apply(logits, requests.tolist(), paths())
 
+    def greedy(self, requests: Tensor) -> Tensor:
+        """Which rows take the best token: bool ``[n]``. Relaxed acceptance is for them alone."""
+        return self._sampling.greedy[requests]
+
     def rows(self, requests: Tensor, positions: Tensor) -> SamplingRows:
         """How rows of these requests draw at these positions."""
         return self._sampling.take(requests)._replace(positions=positions)
@@ -71,8 +75,10 @@ class ChainChooser:
 
     def __call__(self, readout: trunc.Readout) -> Tensor:
         tokens = self._tokens(readout)
-        if self._options.relaxed and readout.drafts is not None:
-            return relax(readout.logits, tokens, readout.drafts, self._options.relax_top, self._options.relax_tau)
+        options = self._options
+        if options.relaxed and readout.drafts is not None:
+            kept = relax(readout.logits, tokens, readout.drafts, options.relax_top, options.relax_tau)
+            return torch.where(self._batch.greedy(readout.nodes.request), kept, tokens)
         return tokens
 
     def _tokens(self, readout: trunc.Readout) -> Tensor:
@@ -162,13 +168,16 @@ class LaneChooser:
         if not options.relaxed:
             return choices
         tokens = torch.tensor([choice.token for choice in choices], device=logits.device)
+        requests = torch.tensor([self._index[lane.request_row] for lane in lanes], device=logits.device)
+        greedy = self._batch.greedy(requests)
         for number in (1, 0):
             drafts = [
                 lane.proposals[number].token if lane.depth == self._recurrences and len(lane.proposals) > number else -1
                 for lane in lanes
             ]
             drafted = torch.tensor(drafts, device=logits.device)
-            tokens = relax(logits, tokens, drafted, options.relax_top, options.relax_tau)
+            kept = relax(logits, tokens, drafted, options.relax_top, options.relax_tau)
+            tokens = torch.where(greedy, kept, tokens)
         return [choice._replace(token=token) for choice, token in zip(choices, tokens.tolist(), strict=True)]
 
     def _keep_hidden(self, final: Sequence[Lane]) -> None:
