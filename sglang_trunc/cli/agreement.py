@@ -82,10 +82,16 @@ def promise_of(server_info: Mapping[str, Any]) -> Promise:
 
 
 def relaxed_acceptance(server_info: Mapping[str, Any]) -> list[str]:
-    """Settings under which a server may keep tokens that plain decoding would not choose."""
-    names = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
-    loose = {name: server_info[name] for name in names if server_info.get(name) not in (None, 1.0)}
-    return [f"{name} is {value}: only 1.0 is lossless" for name, value in loose.items()]
+    """Settings under which a server may keep tokens that plain decoding would not choose: SGLang's, and ours."""
+    names = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc", "relax_top", "relax_tau")
+    given = {**server_info, **engine_options(server_info)}
+    return [f"{name} is {given[name]}: only 1 is lossless" for name in names if given.get(name) not in (None, 1)]
+
+
+def engine_options(server_info: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the speculative algorithm in ``/server_info``; none for a plain server."""
+    states = server_info.get("internal_states") or [{}]
+    return dict(states[0].get(counters.STATE_KEY, {}).get("options", {}))
 
 
 def speculative_texts(

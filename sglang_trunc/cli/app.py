@@ -55,23 +55,35 @@ def verify(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt, stop tokens ignored.")] = 64,
     concurrency: Annotated[str, typer.Option(help="Requests in flight, one pass each.")] = "1,4",
-    algorithm: Algorithm = "trunc",
+    algorithm: Annotated[
+        str | None, typer.Option(help="Value of --speculative-algorithm: trunc if not given, all with a matrix.")
+    ] = None,
+    options: Annotated[
+        str | None,
+        typer.Option(
+            help="matrix: compare the answer under every request option, for all algorithms.", metavar="matrix"
+        ),
+    ] = None,
     promise: Annotated[
         str, typer.Option(help="auto, bit-equal or near-ties: what counts as equal.", metavar="PROMISE")
     ] = "auto",
     json: Annotated[Path | None, typer.Option(help="Write the result here as well.")] = None,
 ) -> None:
     """The agreement gate: exit 1 when speculation changes the text beyond the back end's promise."""
-    from sglang_trunc.cli import verify as command
+    from sglang_trunc.cli import matrix
+    from sglang_trunc.cli import verify as greedy
 
+    if options not in (None, "matrix"):
+        raise typer.BadParameter(f"--options knows only matrix, got {options!r}")
     try:
-        levels, kept = command.parse_levels(concurrency), command.parse_promise(promise)
+        levels, kept = greedy.parse_levels(concurrency), greedy.parse_promise(promise)
     except ValueError as problem:
         raise typer.BadParameter(str(problem)) from problem
-    options = command.VerifyOptions(
-        model_path, algorithm, prompts, max_new_tokens, levels, kept, json, tuple(server_args or ())
-    )
-    raise typer.Exit(command.run(options, Console()))
+    more = (prompts, max_new_tokens, levels, kept, json, tuple(server_args or ()))
+    if options is None:
+        raise typer.Exit(greedy.run(greedy.VerifyOptions(model_path, algorithm or "trunc", *more), Console()))
+    algorithms = (algorithm,) if algorithm else matrix.ALGORITHMS
+    raise typer.Exit(matrix.run(matrix.MatrixOptions(model_path, algorithms, *more), Console()))
 
 
 @app.command()

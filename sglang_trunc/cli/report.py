@@ -1,4 +1,4 @@
-"""What ``verify`` prints and writes: the table of differences, the verdict in a sentence, the JSON."""
+"""What ``verify`` prints and writes: tables of differences or of the option matrix, the verdict, the JSON."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from sglang_trunc.cli.agreement import Agreement, Checked
+from sglang_trunc.cli.matrix_check import Outcome, Result
 from sglang_trunc.core.ties import Difference, Promise
 from sglang_trunc.serving import counters
+
+if TYPE_CHECKING:
+    from sglang_trunc.cli.matrix import Matrix
 
 PROMISES = {
     Promise.BIT_EQUAL: "equal tokens without exception: a row's result does not depend on the other rows",
@@ -63,9 +67,13 @@ def print_agreement(console: Console, agreement: Agreement) -> None:
     console.print(f"This back end promises {PROMISES[agreement.promise]}.")
     ties = [d for d in agreement.differences if d.passes]
     console.print(f"near ties: {_count(ties)}; failures: {_count(agreement.failures)}")
-    for problem in agreement.problems:
-        console.print(problem, style="red")
-    if agreement.passes:
+    _print_verdict(console, agreement)
+
+
+def _print_verdict(console: Console, result: Agreement | Matrix) -> None:
+    for problem in result.problems:
+        console.print(problem, style="red", markup=False)
+    if result.passes:
         console.print("PASS", style="bold green")
     else:
         console.print("FAIL", style="bold red")
@@ -97,6 +105,78 @@ def _text_json(one: Checked) -> dict[str, Any]:
         "speculation": one.text.speculation._asdict(),
         "differences": [{**d._asdict(), "verdict": d.verdict.value} for d in one.differences],
     }
+
+
+# The option matrix.
+
+MOST_SHOWN = 40  # differences in full; the JSON has all
+
+
+def matrix_table(matrix: Matrix) -> Table:
+    """A row for each case, a column for each algorithm."""
+    table = Table(title=f"Request options against plain decoding, {matrix.max_new_tokens} tokens")
+    table.add_column("case")
+    for algorithm in matrix.algorithms:
+        table.add_column(algorithm)
+    cells: dict[str, dict[str, list[Outcome]]] = {}
+    for outcome in matrix.outcomes:
+        cells.setdefault(outcome.case, {}).setdefault(outcome.algorithm, []).append(outcome)
+    for case, by_algorithm in cells.items():
+        found = [by_algorithm.get(algorithm, []) for algorithm in matrix.algorithms]
+        differs = any(one.result is Result.DIFFERS for outcomes in found for one in outcomes)
+        table.add_row(case, *map(cell, found), style="red" if differs else None)
+    return table
+
+
+def cell(outcomes: Sequence[Outcome]) -> str:
+    """What became of a case's answers, the worst first."""
+    by_result: dict[Result, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_result.setdefault(outcome.result, []).append(outcome)
+    if differing := by_result.get(Result.DIFFERS):
+        places = [one.place for one in differing if one.place is not None]
+        where = f" at token {min(places)}" if places else f": {differing[0].said}"
+        return f"DIFFERS{where} ({len(differing)} of {len(outcomes)})"
+    if refused := by_result.get(Result.REFUSED):
+        return f"refused: {refused[0].said}"
+    ties = len(by_result.get(Result.TIE, []))
+    return f"{ties} near ties of {len(outcomes)}" if ties else Result.EXACT.value
+
+
+def print_matrix(console: Console, matrix: Matrix) -> None:
+    console.print(matrix_table(matrix))
+    for one in matrix.failures[:MOST_SHOWN]:
+        where = f"{one.algorithm}, {one.case}, prompt {one.prompt}, concurrency {one.concurrency}"
+        console.print(f"{where}: {one.said}", style="red", markup=False)
+    kinds = ", ".join(f"{index} {prompt.kind}" for index, prompt in enumerate(matrix.prompts))
+    levels = ", ".join(str(level) for level in dict.fromkeys(one.concurrency for one in matrix.outcomes))
+    console.print(f"prompts: {kinds}; concurrency {levels}; text, counts, finish reasons and logprobs compared")
+    console.print(f"This back end promises {PROMISES[matrix.promise]}.")
+    for algorithm in matrix.algorithms:
+        count = Counter(one.result for one in matrix.outcomes if one.algorithm == algorithm)
+        console.print(f"{algorithm}: " + ", ".join(f"{count[result]} {result.value}" for result in Result))
+    _print_verdict(console, matrix)
+
+
+def matrix_json(matrix: Matrix, model: str) -> dict[str, Any]:
+    counts = Counter((one.algorithm, one.result.value) for one in matrix.outcomes)
+    return {
+        "model": model,
+        "algorithms": list(matrix.algorithms),
+        "promise": matrix.promise.value,
+        "passes": matrix.passes,
+        "max_new_tokens": matrix.max_new_tokens,
+        "prompts": [prompt._asdict() for prompt in matrix.prompts],
+        "counts": {name: {r.value: counts[name, r.value] for r in Result} for name in matrix.algorithms},
+        "problems": matrix.problems,
+        "results": [_outcome_json(one) for one in matrix.outcomes],
+    }
+
+
+def _outcome_json(one: Outcome) -> dict[str, Any]:
+    judged = one.difference
+    given = None if judged is None else {**judged._asdict(), "verdict": judged.verdict.value}
+    return {**vars(one), "result": one.result.value, "difference": given}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

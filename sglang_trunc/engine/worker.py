@@ -50,15 +50,6 @@ def prompts_end(batch) -> list[bool]:
     ]
 
 
-def unclamp(output: LogitsProcessorOutput) -> None:
-    """Forbidden tokens have the logprob -inf, as on the plain path; ``compute_spec_logprobs`` clamps it."""
-    lowest = torch.finfo(torch.float32).min
-    lists = (output.next_token_top_logprobs_val, output.next_token_token_ids_logprobs_val)
-    for values in (output.next_token_logprobs, *(values for listed in lists for values in listed or ())):
-        if isinstance(values, Tensor):
-            values.masked_fill_(values <= lowest, -torch.inf)
-
-
 class LoopedWorker(BaseSpecWorker):
     """One rank's worker; constructed by the scheduler with exactly these arguments.
 
@@ -193,7 +184,6 @@ class LoopedWorker(BaseSpecWorker):
         if batch.return_logprob:
             output.next_token_logits = logits
             compute_spec_logprobs(batch, output, strided, chain_stride=self.stride)
-            unclamp(output)
         return GenerationBatchResult(
             logits_output=output,
             next_token_ids=strided,

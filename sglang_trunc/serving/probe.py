@@ -7,17 +7,16 @@ processor breaks that symmetry: it sets one other token's logit to exactly 0, an
     best logit = logprob(best) - logprob(that token).
 
 The server must run with ``--enable-custom-logit-processor``; only the probing request carries the
-processor, so ordinary requests are untouched. The class travels by reference (a pickle that names it),
-so this module needs no sglang and the server needs only this package, which it has.
+processor, so ordinary requests are untouched.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_trunc.serving.client import Client
+from sglang_trunc.serving.processors import serialized
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +35,6 @@ class ZeroLogit:
         return logits
 
 
-def serialized() -> str:
-    """What ``CustomLogitProcessor.to_str`` would give for :class:`ZeroLogit`."""
-    by_name = f"c{ZeroLogit.__module__}\n{ZeroLogit.__qualname__}\n.".encode()
-    return json.dumps({"callable": by_name.hex()})
-
-
 def spare_token(used: Collection[int]) -> int:
     """Lowest token id that is none of ``used``."""
     return next(token for token in range(len(used) + 1) if token not in used)
@@ -58,7 +51,7 @@ def logits(client: Client, prefix: Sequence[int], tokens: Collection[int]) -> di
         return_logprob=True,
         token_ids_logprob=[*wanted, zero],
         sampling={"custom_params": {"token_id": zero}},
-        extra={"custom_logit_processor": serialized()},
+        extra={"custom_logit_processor": serialized(ZeroLogit)},
     )
     found = {int(t): float(value) for value, t, *_ in answer.meta_info["output_token_ids_logprobs"][0]}
     return {token: found[token] - found[zero] for token in wanted}

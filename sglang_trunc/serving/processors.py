@@ -8,7 +8,8 @@ SGLang gives each row's parameters, the request among them as ``__req__``; under
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def serialized(processor: type) -> str:
-    """What SGLang's ``CustomLogitProcessor.to_str`` gives for an importable class."""
+    """The ``custom_logit_processor`` of a request, as SGLang's ``CustomLogitProcessor.to_str`` writes it.
+
+    ``processor``: a class at the top of an importable module; ValueError for any other, which no server could find.
+    """
+    if "." in processor.__qualname__:
+        raise ValueError(f"{processor.__qualname__} is not at the top of its module, so it cannot be named")
     by_name = f"c{processor.__module__}\n{processor.__qualname__}\n.".encode()
     return json.dumps({"callable": by_name.hex()})
 
@@ -25,25 +31,28 @@ class ThinkingBudget:
     """Ends the thinking block of a reasoning model: after so many tokens of it, only its end token is left.
 
     ``custom_params``: ``thinking_budget`` (tokens, 0 or more), ``think_start_id``, ``think_end_id``. Ouro-Thinking's
-    template opens the block in the prompt; tokens are counted from the newest start token of prompt or answer.
+    template opens the block in the prompt; tokens are counted from the newest start token of prompt or answer. A
+    request without one of the three fails with HTTP 400.
     """
 
     def __call__(
         self, logits: torch.Tensor, custom_param_list: Sequence[Mapping[str, Any]] | None = None
     ) -> torch.Tensor:
+        """``logits`` float32 ``[n, vocabulary]``, changed in place; one entry of the list a row."""
         for row, params in enumerate(custom_param_list or ()):
-            req = params["__req__"]
-            text = [*req.origin_input_ids, *req.output_ids]
-            thought = _thinking_for(text, params["think_start_id"], params["think_end_id"])
-            if thought is not None and thought >= params["thinking_budget"]:
+            start, end, budget = (params[name] for name in ("think_start_id", "think_end_id", "thinking_budget"))
+            request = params["__req__"]
+            newest_first = chain(reversed(request.output_ids), reversed(request.origin_input_ids))
+            thought = _thinking_for(newest_first, start, end)
+            if thought is not None and thought >= budget:
                 logits[row] = -float("inf")
-                logits[row, params["think_end_id"]] = 0.0
+                logits[row, end] = 0.0
         return logits
 
 
-def _thinking_for(text: Sequence[int], start: int, end: int) -> int | None:
+def _thinking_for(newest_first: Iterable[int], start: int, end: int) -> int | None:
     """Tokens since the block began; None outside of one."""
-    for thought, token in enumerate(reversed(text)):
+    for thought, token in enumerate(newest_first):
         if token == end:
             return None
         if token == start:

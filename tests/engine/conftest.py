@@ -101,8 +101,8 @@ def make_tree_stand(served_model, monkeypatch) -> Callable[..., TreeStand]:
 
 @pytest.fixture(scope="session")
 def plain(served_model):
-    """``plain(family, checkpoint, prompt, wanted)``: ``tree_stand.plain_decoding``, each once."""
-    from tests.engine.tree_stand import plain_decoding
+    """``plain(family, checkpoint, prompt, wanted)``: ``plain_stand.plain_decoding``, each once."""
+    from tests.engine.plain_stand import plain_decoding
 
     known = {}
 

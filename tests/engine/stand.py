@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from sglang_trunc.core.counters import Counters
 from sglang_trunc.core.looped import Nodes
 from sglang_trunc.core.options import TruncOptions
-from sglang_trunc.core.trunc import trunc_round
+from sglang_trunc.core.trunc import Readout, trunc_round
 
 BUCKETS = (4, 8, 16)  # so that most calls have padding rows
 
@@ -36,8 +41,8 @@ def lane_attention(name: str):
     return choose() if name == "cpu" else LaneAttention(name, reference.store_rows, reference.lane_attention)
 
 
-def prefill(lanes, row: int, prompt: list[int]) -> int:
-    """A prompt as lanes through all steps, in slices of the lanes' width; its first token."""
+def prefill(lanes, row: int, prompt: Sequence[int]) -> Tensor:
+    """A prompt as lanes through all steps, in slices of the lanes' width; the logits behind it."""
     for begin in range(0, len(prompt), lanes.width):
         part = prompt[begin : begin + lanes.width]
         lanes.begin(torch.tensor([row]), torch.tensor([begin]))
@@ -45,7 +50,7 @@ def prefill(lanes, row: int, prompt: list[int]) -> int:
         lanes.start(nodes, torch.tensor(part))
         lanes.advance(nodes, 0, lanes.recurrences)
         logits = lanes.readout(nodes)
-    return int(logits[-1].argmax())
+    return logits[-1]
 
 
 class Stand:
@@ -69,8 +74,10 @@ class Stand:
         self.counters = Counters()
 
     def prefill(self, prompts: list[list[int]]) -> list[int]:
-        """Each prompt's first token."""
-        return [prefill(self.lanes, int(row), prompt) for row, prompt in zip(self.rows, prompts, strict=False)]
+        """Each prompt's best first token."""
+        return [
+            int(prefill(self.lanes, int(row), prompt).argmax()) for row, prompt in zip(self.rows, prompts, strict=False)
+        ]
 
     def decode(
         self, prompts: list[list[int]], length: int, options: TruncOptions, budgets: list[int] | None = None
@@ -88,3 +95,36 @@ class Stand:
             for output, tokens, count in zip(outputs, run.tokens.tolist(), run.lengths.tolist(), strict=True):
                 output += tokens[:count]
         return outputs
+
+    def answer(
+        self, reqs: Sequence[Any], length: int, options: TruncOptions, forced: dict[int, list[int]] | None = None
+    ) -> list[list[int]]:
+        """So many tokens of requests (``sampling_stand``), by their own sampling. ``forced``: by request, what its
+        drafts are made to be, by position in its answer."""
+        from sglang_trunc.engine.choosing import BatchChooser, ChainChooser
+        from sglang_trunc.engine.outputs import Outputs
+        from tests.engine.sampling_stand import sampling_info, stock_choice
+
+        outputs = Outputs()
+        for row, req in zip(self.rows.tolist(), reqs, strict=True):
+            req.output_ids = [stock_choice(req, prefill(self.lanes, row, req.origin_input_ids))]
+            outputs.begin(req)
+        while min(len(req.output_ids) for req in reqs) < length:
+            committed = torch.tensor([len(req.origin_input_ids) + len(req.output_ids) - 1 for req in reqs])
+            self.lanes.begin(self.rows, committed)
+            batch = types.SimpleNamespace(reqs=reqs, sampling_info=sampling_info(reqs, self.model.config.vocab_size))
+            own = ChainChooser(BatchChooser(batch, committed, outputs), options, self.lanes.runner.spare)
+
+            def choose(readout: Readout, own=own) -> Tensor:
+                tokens = own(readout)
+                if forced is not None and readout.drafts is None:
+                    for row, (request, offset) in enumerate(zip(*map(Tensor.tolist, readout.nodes), strict=True)):
+                        tokens[row] = forced[request][len(reqs[request].output_ids) + offset]
+                return tokens
+
+            roots = torch.tensor([req.output_ids[-1] for req in reqs])
+            run = trunc_round(self.lanes, roots, [options.block_size] * len(reqs), options, self.counters, choose)
+            for req, tokens, count in zip(reqs, run.tokens.tolist(), run.lengths.tolist(), strict=True):
+                req.output_ids += tokens[:count]
+                outputs.extend(req.rid, tokens[:count])
+        return [req.output_ids[:length] for req in reqs]

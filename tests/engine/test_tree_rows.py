@@ -51,7 +51,8 @@ def cycle(stand: TreeStand) -> None:
         stand.engine.start(new)
     stand.engine.advance(lanes, stand.plan.d1)
     readers = stand.pipeline.advanced(lanes)
-    commits, _ = stand.pipeline.absorb(readers, stand._choose(stand.engine.readout(readers)))
+    choices = stand.chooser(range(len(stand.requests)))(readers, stand.engine.readout(readers))
+    commits, _ = stand.pipeline.absorb(readers, choices)
     assert not commits
 
 

@@ -6,44 +6,31 @@ nobody may read: before every tick it goes to all slots but those of committed t
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sglang_trunc.core.counters import PipelineCounters
 from sglang_trunc.core.lane_tree import Lane, Move
-from sglang_trunc.core.looped import Nodes
 from sglang_trunc.core.options import DualOptions, SingleOptions
 from sglang_trunc.core.pipeline import Choice, Pipeline, Schedule
-from sglang_trunc.core.pipeline_round import choose, pipeline_round
+from sglang_trunc.core.pipeline_round import pipeline_round
+from sglang_trunc.engine.choosing import BatchChooser, LaneChooser
 from sglang_trunc.engine.lanes import SGLangLanes
+from sglang_trunc.engine.outputs import Outputs
 from sglang_trunc.engine.rows import RowRunner
 from sglang_trunc.engine.slots import tokens_per_round
 from sglang_trunc.engine.tree_lanes import TreeLanes
 from tests.core.pipeline_stand import contents
+from tests.engine import sampling_stand
+from tests.engine.sampling_stand import sampling_info, stock_choice
 from tests.engine.stand import lane_attention, prefill, small_pool
 
 BUCKETS = (4, 8, 16, 32)
-
-
-def plain_decoding(model, prompt: Sequence[int], wanted: int) -> tuple[list[int], list[Tensor]]:
-    """Every token alone through all recurrences: the answer, and K and V of all positions but the last, by KV layer."""
-    tokens, most = list(prompt), len(prompt) + wanted
-    pool = small_pool(model, most, page=1)
-    table = torch.stack((torch.zeros(most, dtype=torch.int32), torch.arange(1, most + 1, dtype=torch.int32)))
-    lanes = SGLangLanes(RowRunner(model, pool, table, lane_attention("cpu"), capacity=1), width=1)
-    node = Nodes(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-    for position in range(most - 1):
-        lanes.begin(torch.tensor([1]), torch.tensor([position]))
-        lanes.start(node, torch.tensor(tokens[position : position + 1]))
-        lanes.advance(node, 0, lanes.recurrences)
-        if position == len(tokens) - 1:
-            tokens.append(int(lanes.readout(node).argmax()))
-        elif model.shape.coda:
-            lanes.readout(node)  # it writes K/V, too
-    return tokens[len(prompt) :], [buffer[1:most] for buffer in (*pool.k_buffer, *pool.v_buffer)]
 
 
 Says = Callable[[int, Lane], int]
@@ -58,6 +45,7 @@ class Request:
     row: int = 0  # of the slot table; 0: none
     allocated: int = 0  # positions that have a slot
     known: int = 0  # length that the scheduler knows of under overlap: that of a round ago
+    req: Any = None  # the same as ``sampling_stand`` makes it
 
     @property
     def length(self) -> int:
@@ -82,7 +70,6 @@ class WatchedLanes(TreeLanes):
     def __init__(self, runner: RowRunner, hide: Callable, hide_dead: Callable):
         super().__init__(runner)
         self.hide, self.hide_dead = hide, hide_dead
-        self.readers: list[Lane] = []  # of the last readout
         self.moves: list[Move] = []
         self.widths: list[int] = []
         self.tails = 0  # rows that had one
@@ -98,7 +85,6 @@ class WatchedLanes(TreeLanes):
         super().advance(lanes, ticks)
 
     def readout(self, lanes: Sequence[Lane]) -> Tensor:
-        self.readers = list(lanes)
         logits = super().readout(lanes)
         assert not logits.isnan().any(), "a lane read what was not there"
         return logits
@@ -127,7 +113,9 @@ class TreeStand:
         options.check(plan.recurrences)
         self.reserve = 2 * tokens_per_round(options, plan.recurrences)  # positions behind the length SGLang knows
         self.plan = plan
+        self.options = options
         self.forced = forced
+        self.outputs = Outputs()
         self.requests: list[Request] = []
         size = -(-(requests * context + 1) // page) * page
         self.pool = small_pool(model, size, page, branches=plan.max_width)
@@ -155,15 +143,17 @@ class TreeStand:
 
     # Requests.
 
-    def place(self, prompt: Sequence[int], wanted: int) -> int:
+    def place(self, prompt: Sequence[int], wanted: int, **sampling: Any) -> int:
         """A new request, not prefilled yet; its key."""
-        self.requests.append(Request(list(prompt), len(prompt), wanted))
+        key = len(self.requests)
+        req = sampling_stand.request(f"request {key}", prompt, wanted, **sampling)
+        self.requests.append(Request(list(prompt), len(prompt), wanted, req=req))
         self._seat(self.requests[-1])
-        return len(self.requests) - 1
+        return key
 
-    def submit(self, prompt: Sequence[int], wanted: int) -> None:
+    def submit(self, prompt: Sequence[int], wanted: int, **sampling: Any) -> None:
         """A new request, prefilled."""
-        self.prefilled(self.place(prompt, wanted))
+        self.prefilled(self.place(prompt, wanted, **sampling))
 
     def resume(self, key: int) -> None:
         """Prefill a request's text, its answer so far included."""
@@ -173,13 +163,18 @@ class TreeStand:
     def prefilled(self, key: int, token: int | None = None) -> None:
         """A prefill gives its request's next token; without one it is done here."""
         request = self.requests[key]
-        request.tokens.append(prefill(self.prefiller, request.row, request.tokens) if token is None else token)
+        request.req.output_ids = request.answer
+        self.outputs.begin(request.req)
+        if token is None:
+            token = stock_choice(request.req, prefill(self.prefiller, request.row, request.tokens))
+        self._emit(request, [token])
         request.known = request.length
 
     def leave(self, key: int) -> None:
         """Finish, abort or retract a request."""
         request = self.requests[key]
         self.pipeline.leave(key)
+        self.outputs.forget(request.req.rid)
         slots = self.table[request.row, : request.allocated].tolist()
         self._hide(slots)
         self.free += slots
@@ -201,11 +196,10 @@ class TreeStand:
             moves.append(self.pipeline.admit(key, request.row, request.length, request.tokens[-1], own, end))
         if any(moves):
             self.engine.move([move for move in moves if move is not None])
-        for key, run in pipeline_round(
-            self.engine, self.pipeline, running, choose=lambda _, logits: self._choose(logits)
-        ).items():
+        runs = pipeline_round(self.engine, self.pipeline, running, choose=self.chooser(running))
+        for key, run in runs.items():
             assert 1 <= len(run.tokens) <= self.plan.cycles
-            self.requests[key].tokens += run.tokens
+            self._emit(self.requests[key], run.tokens)
         self.check_slots()
 
     def run(self) -> list[list[int]]:
@@ -231,17 +225,33 @@ class TreeStand:
         for buffer in self.pool.k_buffer:
             assert buffer[self.trap].isnan().all(), "a slot was written that nobody had reserved"
 
-    def _choose(self, logits: Tensor) -> list[Choice]:
-        choices = choose(logits)
-        if self.forced is None:
-            return choices
-        keys = {request.row: key for key, request in enumerate(self.requests)}
-        return [
-            choice
-            if lane.depth == self.plan.recurrences
-            else choice._replace(token=self.forced(keys[lane.request_row], lane))
-            for lane, choice in zip(self.engine.readers, choices, strict=True)
-        ]
+    def chooser(self, keys: Sequence[int]) -> Callable[[Sequence[Lane], Tensor], list[Choice]]:
+        """For the readouts of these requests, whose paths begin at their newest committed tokens."""
+        requests = [self.requests[key] for key in keys]
+        reqs = [request.req for request in requests]
+        batch = types.SimpleNamespace(reqs=reqs, sampling_info=sampling_info(reqs, self.runner.model.config.vocab_size))
+        bases = torch.tensor([request.length for request in requests])
+        rows = [request.row for request in requests]
+        own = LaneChooser(BatchChooser(batch, bases, self.outputs), rows, self.plan.recurrences, self.options)
+        key_of = dict(zip(rows, keys, strict=True))
+
+        def choose(lanes: Sequence[Lane], logits: Tensor) -> list[Choice]:
+            choices = own(lanes, logits)
+            if self.forced is None:
+                return choices
+            return [
+                choice
+                if lane.depth == self.plan.recurrences
+                else choice._replace(token=self.forced(key_of[lane.request_row], lane))
+                for lane, choice in zip(lanes, choices, strict=True)
+            ]
+
+        return choose
+
+    def _emit(self, request: Request, tokens: Sequence[int]) -> None:
+        request.tokens += tokens
+        request.req.output_ids = request.answer
+        self.outputs.extend(request.req.rid, tokens)
 
     def _seat(self, request: Request) -> None:
         request.row = self.free_rows.pop()

@@ -14,6 +14,9 @@ FAKE_FAIL       exit at start with this sentence as a ValueError
 FAKE_DIE        stop with this sentence as a RuntimeError at the first request
 FAKE_USED       num_used_tokens reported by /v1/loads
 FAKE_ANSWER_AT  length of the prefix after which the end token is the best one
+FAKE_REFUSE     a speculative server answers HTTP 400 to requests with this option, and names it
+FAKE_REFUSE_PLAIN  the same of a plain server
+FAKE_OPTIONS    JSON: options of the algorithm that a speculative server reports
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 VOCABULARY = 64
 BEST_LOGIT = 20.0  # one BF16 ulp is 0.125 here
@@ -49,8 +53,7 @@ class Model:
         values[best + 1] = BEST_LOGIT - self.swaps.get(len(prefix), 5.0)
         return values
 
-    def choose(self, prefix: list[int], speculative: bool) -> int:
-        values = self.logits(prefix)
+    def choose(self, prefix: list[int], values: list[float], speculative: bool) -> int:
         ranked = sorted(range(VOCABULARY), key=lambda token: -values[token])
         return ranked[1 if speculative and len(prefix) in self.swaps else 0]
 
@@ -69,6 +72,8 @@ class Settings:
     delay: float = 0.0
     used: int = 0
     fail_flush: bool = False
+    refused: str | None = None  # an option
+    options: dict = field(default_factory=dict)
     requests: list[dict] = field(default_factory=list)
     info: dict = field(default_factory=dict)
 
@@ -95,6 +100,8 @@ class Handler(BaseHTTPRequestHandler):
             return self._reply({"model_path": "fake", "model_type": "ouro"})
         if path == "/server_info":
             state = {"memory_usage": {"kvcache": 0.5, "token_capacity": 4096}}
+            if self.settings.options:
+                state["sglang_trunc"] = {"options": self.settings.options}
             return self._reply({"device": "cpu", "internal_states": [state], **self.settings.info})
         if path == "/v1/loads":
             load = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": self.settings.used}
@@ -121,13 +128,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def _generate(self, body: dict) -> None:
         params = body["sampling_params"]
-        if self.settings.speculative and params.get("frequency_penalty"):
-            sentence = "frequency_penalty is refused with --speculative-algorithm trunc."
+        refused = self.settings.refused
+        if refused is not None and (refused in params or refused in body):
+            sentence = f"{refused} is refused."
             return self._reply({"error": {"message": sentence, "type": "BadRequest", "code": 400}}, 400)
         ids = body.get("input_ids") or [byte % VOCABULARY for byte in body["text"].encode()]
-        events = Decode(self.settings, body, ids).events()
+        decodes = [Decode(self.settings, body, ids) for _ in range(params.get("n", 1))]
         if not body.get("stream"):
-            return self._reply(list(events)[-1])
+            answers = [list(decode.events())[-1] for decode in decodes]
+            return self._reply(answers if len(answers) > 1 else answers[0])
+        events = ({**event, "index": index} for index, decode in enumerate(decodes) for event in decode.events())
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -170,13 +180,13 @@ class Decode:
     def _one(self) -> None:
         model, prefix = self.settings.model, self.ids + self.out
         logits = model.logits(prefix)
-        token = model.choose(prefix, self.settings.speculative)
-        self.out.append(token)
         if processor := self.body.get("custom_logit_processor"):
             name = bytes.fromhex(json.loads(processor)["callable"])
             rows = Rows([logits])
-            pickle.loads(name)()(rows, [self.body["sampling_params"]["custom_params"]])
+            request = SimpleNamespace(origin_input_ids=self.ids, output_ids=self.out)
+            pickle.loads(name)()(rows, [{**self.body["sampling_params"]["custom_params"], "__req__": request}])
             logits = rows.values[0]
+        self.out.append(model.choose(prefix, logits, self.settings.speculative))
         values = log_softmax(logits)
         ranked = sorted(range(VOCABULARY), key=lambda t: -values[t])
         self.tops.append([[values[t], t, None] for t in ranked[: self.body.get("top_logprobs_num", 0)]])
@@ -198,13 +208,16 @@ class Decode:
 
 
 class Rows:
-    """Just enough of a tensor for ``logits[row, token] = 0``."""
+    """Just enough of a tensor for ``logits[row, token] = 0`` and ``logits[row] = -inf``."""
 
     def __init__(self, values: list[list[float]]) -> None:
         self.values = values
 
-    def __setitem__(self, index: tuple[int, int], value: float) -> None:
-        self.values[index[0]][index[1]] = value
+    def __setitem__(self, index: tuple[int, int] | int, value: float) -> None:
+        if isinstance(index, int):
+            self.values[index] = [value] * VOCABULARY
+        else:
+            self.values[index[0]][index[1]] = value
 
 
 class FakeSGLang:
@@ -236,6 +249,8 @@ def from_environment(speculative: bool) -> Settings:
         block=int(env.get("FAKE_BLOCK", 3)),
         delay=float(env.get("FAKE_DELAY", 0)),
         used=int(env.get("FAKE_USED", 0)),
+        refused=env.get("FAKE_REFUSE" if speculative else "FAKE_REFUSE_PLAIN"),
+        options=json.loads(env.get("FAKE_OPTIONS", "{}")) if speculative else {},
         info={"device": env.get("FAKE_DEVICE", "cpu"), "speculative_num_draft_tokens": 4},
     )
 
