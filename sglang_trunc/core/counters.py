@@ -100,6 +100,7 @@ class PipelineCounters(TickCounters):
     drafted: Counter[int] = field(default_factory=Counter)  # depth -> lanes started on a proposal
     accepted: Counter[int] = field(default_factory=Counter)  # depth -> such lanes that became the root
     restarts: int = 0  # tokens after which a fresh lane started
+    screened_out: int = 0  # looked-up lanes that went because d1 chose another token
     missed: int = 0  # restarts on a token that had been proposed: its lane was cut, or found no row
     ended: int = 0  # tokens after which nothing was wanted
     cold_starts: int = 0  # requests that came into a round without lanes
@@ -129,7 +130,9 @@ class PipelineCounters(TickCounters):
         It charges a kept token the depth that proposed it and any other R. Not a measurement: cut and late lanes,
         other requests' cycles and pipeline starts are not in it.
         """
-        kept = sum(count * depth for depth, count in self.accepted.items())
+        # A looked-up token is charged d1, at which it is screened.
+        first = min((depth for depth in self.proposed if depth > 0), default=0)
+        kept = sum(count * (depth if depth > 0 else first) for depth, count in self.accepted.items())
         cost = kept + (self.tokens - self.accepted.total()) * self.recurrences
         return self.tokens * self.recurrences / cost if cost else None
 
@@ -144,6 +147,7 @@ class PipelineCounters(TickCounters):
             "accepted_by_depth": _as_json(self.accepted),
             "drafted": self.drafted.total(),
             "accepted": self.accepted.total(),
+            "screened_out": self.screened_out,
             "restarts": self.restarts,
             "missed": self.missed,
             "ended": self.ended,
