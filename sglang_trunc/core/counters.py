@@ -59,6 +59,8 @@ class Counters(TickCounters):
 
     drafted: int = 0
     accepted: int = 0
+    looked_up: int = 0  # tokens that entered beside their roots; ``drafted`` counts those that d1 let pass
+    screened_out: int = 0
     drafted_by_position: Counter[int] = field(default_factory=Counter)  # 1-based position in the chain
     accepted_by_position: Counter[int] = field(default_factory=Counter)
 
@@ -66,6 +68,10 @@ class Counters(TickCounters):
     def tokens(self) -> int:
         """Committed tokens, bonus tokens included; tokens past a stop are counted as well."""
         return self.accepted + self.runs
+
+    def count_lookups(self, tokens: Tensor) -> None:
+        """``tokens``: looked-up tokens per request, int64 [bs]."""
+        self.looked_up += int(tokens.sum())
 
     def count_round(self, drafted: Tensor, accepted: Tensor) -> None:
         """``drafted``, ``accepted``: drafts per request, int64 [bs]."""
@@ -84,6 +90,8 @@ class Counters(TickCounters):
             "tokens": self.tokens,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "looked_up": self.looked_up,
+            "screened_out": self.screened_out,
             "drafted_by_position": _as_json(self.drafted_by_position),
             "accepted_by_position": _as_json(self.accepted_by_position),
             "accept_length": self.tokens / self.runs if self.runs else None,
