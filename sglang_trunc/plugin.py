@@ -74,9 +74,10 @@ def _prepare_platform() -> None:
     from sglang.srt.platforms import current_platform
 
     if type(current_platform).__name__ == PLATFORM_CLASS.rpartition(":")[2]:
-        from sglang_trunc.platform import defaults
+        from sglang_trunc.platform import defaults, sampling
 
         defaults.install()
+        sampling.install()
 
 
 def _register_stubs(reason: str) -> None:

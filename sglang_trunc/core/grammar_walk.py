@@ -14,9 +14,9 @@ What SGLang 0.5.23's objects (``constrained/*_backend.py``) do not take back by 
 * ``XGrammarGrammar.rollback(0)`` forgets all ``accepted_tokens``: it is never called with 0;
 * behind its end xgrammar ignores tokens, yet ``ReasonerGrammarObject`` counts them and would roll back too much:
   nothing is accepted there;
-* llguidance 1.9.1 (field ``ll_matcher``): a refused token breaks the matcher for good; rollback takes back too many bytes
-  of a special token; and it keeps the newest mask, by row number and lexer state, which another branch may share. So
-  every token goes to a copy, and going back puts back the matcher that stood there.
+* llguidance 1.9.1 (field ``ll_matcher``): a refused token breaks the matcher for good; rollback leaves a part of an
+  end-of-text token that its grammar has in the middle; and the newest mask is kept by row number and lexer state, which
+  another branch may share. So every token goes to a copy, and going back puts back the matcher that stood there.
 
 Outlines cannot roll back and is refused at admission. xgrammar 0.2.7 has no limit on rollback, whatever it is told.
 """
@@ -105,7 +105,6 @@ class GrammarWalk:
         """Back to the base and so many of the tokens taken."""
         surplus = len(self._taken) - length
         if surplus:
-            self._put([_Still()] * len(self._copied))
             self._grammar.rollback(surplus)
             self._put(self._matchers[length])
             del self._taken[length:], self._matchers[length:]
@@ -126,15 +125,6 @@ class GrammarWalk:
     def _put(self, matchers: Sequence[Any]) -> None:
         for layer, matcher in zip(self._copied, matchers, strict=True):
             layer.ll_matcher = matcher
-
-
-class _Still:
-    """In an llguidance matcher's place while its grammar rolls back: the matcher itself is put back whole."""
-
-    def rollback(self, k: int) -> None: ...
-
-    def is_error(self) -> bool:
-        return False
 
 
 def _layers(grammar: Any) -> list[Any]:

@@ -240,4 +240,4 @@ def _normalised(weights: Tensor) -> Tensor:
     shares = shares / shares.cumsum(-1)[:, -1:]  # a plain sum may split one long row among threads, but not several
     first = torch.zeros_like(shares)
     first[:, 0] = 1
-    return torch.where(shares.isnan().any(-1, keepdim=True), first, shares)
+    return torch.where(shares.isnan(), first, shares)

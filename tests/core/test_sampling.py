@@ -201,6 +201,16 @@ def test_an_answer_from_leading_ranks_that_claims_to_be_final_is(attempt, width)
     assert claims > 50 or width == 1
 
 
+def test_ranks_too_small_for_the_sum_stay_within_its_limit():
+    """Behind 3/4 and 1/4 the running sum stands still in float32: if one rank is within top-p, all are."""
+    probabilities = torch.tensor([[0.75, 0.25] + [1e-10] * 20])
+    rows = rows_of([(1.0, EVERY, 1.0, 0.0)])
+    for top_p, final in ((1.0, False), (1.0 - 2.0**-24, True)):
+        ranks = sampling._leading(probabilities, rows._replace(top_ps=torch.tensor([top_p])), 8)
+        assert ranks.complete.tolist() == [final]
+        assert (ranks.kept > 0).sum() == (2 if final else 8)
+
+
 @pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75, 1.0])
 def test_a_prefix_is_complete_only_when_later_ranks_are_masked(top_p):
     """Sums at the limit to a rounding: equal probabilities, some far more than top-p's share of them."""
