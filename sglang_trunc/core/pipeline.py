@@ -23,6 +23,7 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 from sglang_trunc.core.counters import PipelineCounters
+from sglang_trunc.core.cycle_cost import CycleCost
 from sglang_trunc.core.id_bank import IdBank
 from sglang_trunc.core.lane_tree import KNOWN, LOOKUP, Lane, LaneTree, Move, Proposal
 from sglang_trunc.core.survival import Standing, SurvivalEstimator
@@ -89,6 +90,7 @@ class Pipeline:
         self.trees: dict[Hashable, LaneTree] = {}
         self.estimator = SurvivalEstimator()
         self.exchange = exchange
+        self.cost: CycleCost | None = None  # decides the width, where it is known
         self._lookups = lookups if schedule.lookup else None
         self._fresh: list[tuple[LaneTree, Lane]] = []  # lanes that have started and may bring a continuation along
         self._state_rows = state_rows
@@ -298,7 +300,12 @@ class Pipeline:
         """Cut the trees to the budget, then start what it has room for."""
         schedule = self.schedule
         shares = share_out(
-            self.trees.values(), schedule.max_width, schedule.min_survival, schedule.recurrences, self.estimator
+            self.trees.values(),
+            schedule.max_width,
+            schedule.min_survival,
+            schedule.recurrences,
+            self.estimator,
+            self.cost,
         )
         for tree in self.trees.values():
             self._count_dropped(tree.keep(shares.stays.__contains__))
@@ -314,27 +321,30 @@ class Pipeline:
         fresh, self._fresh = self._fresh, []
         if self._lookups is None:
             return
-        room = self.schedule.max_width - sum(len(tree.lanes) for tree in self.trees.values())
         fresh.sort(key=lambda pair: -pair[1].survival)
         for tree, lane in fresh:
-            if lane.alive and room > 0:
-                room -= self._chain(tree, lane, min(self.schedule.lookup, room, tree.limit - lane.position))
+            room = self.schedule.max_width - sum(len(tree.lanes) for tree in self.trees.values())
+            most = min(self.schedule.lookup, room, tree.limit - lane.position)
+            if lane.alive and most > 0:
+                self._chain(tree, lane, *self._lookups.continuation(tree.key, tree.tokens_to(lane), most))
 
-    def _chain(self, tree: LaneTree, lane: Lane, most: int) -> int:
-        """Start the looked-up continuation of a lane; returns how many lanes that was."""
-        assert self._lookups is not None
-        tokens, match = self._lookups.continuation(tree.key, tree.tokens_to(lane), most) if most > 0 else ((), 0.0)
+    def _chain(self, tree: LaneTree, lane: Lane, tokens: Sequence[int], match: float) -> None:
+        """Start the looked-up continuation of a lane, as much of it as is worth its rows."""
         chance = self.estimator.estimate(Standing.LOOKED_UP, match)
-        for started, token in enumerate(tokens):
-            survival = lane.survival * chance
+        survivals = [lane.survival * chance**ahead for ahead in range(1, len(tokens) + 1)]
+        if self.cost is not None:
+            running = [other for tree in self.trees.values() for other in tree.lanes]
+            roots = sum(other.parent is None for other in running)
+            value = sum(other.survival for other in running)
+            tokens = tokens[: self.cost.gains(len(running), roots, value, survivals)]
+        for token, survival in zip(tokens, survivals, strict=False):
             if survival < self.schedule.min_survival or not tree.can_branch(lane.position + 1):
-                return started
+                return
             proposal = Proposal(LOOKUP, token, match, Standing.LOOKED_UP, match=match)
             lane.proposals.append(proposal)
             lane = tree.grow(lane, proposal)
             lane.survival = survival
             self.counters.drafted[LOOKUP] += 1
-        return len(tokens)
 
     def _count_dropped(self, lanes: Sequence[Lane]) -> None:
         self.counters.lanes_dropped += len(lanes)

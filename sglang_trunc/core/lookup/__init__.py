@@ -1,0 +1,14 @@
+"""Lookup: drafts copied from text that is already there, the request's own or a shared corpus.
+
+context_tree  where the contexts before the text's positions occurred earlier: a tree in flat integer arrays
+candidates    what a lookup finds: ``Candidate``, its order, and what counts as the same
+index         ``LookupIndex``: one request's prompt and committed output, bounded by generations
+corpus        ``Corpus``: documents for all requests, from a JSON Lines file
+merge         ``DraftTree``: several candidates as one small tree, most promising nodes first
+registry      ``Lookups``: the indexes of all requests by key; sees when a text is not the one it knew
+
+Host integers only, standard library only, no clock and no set order: the same calls give the same candidates on every
+rank. Nothing here decides what is committed, a wrong candidate costs time alone. Not wired to a schedule yet.
+
+Source: prompt lookup decoding (Saxena 2023) with the exact longest match in place of a fixed n-gram.
+"""
