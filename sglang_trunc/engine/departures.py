@@ -19,5 +19,6 @@ def announce(req_to_token_pool, listener: Callable[[str], object]) -> None:
 def on_free(_result, req_to_token_pool, req) -> None:
     """After ``ReqToTokenPool.free``."""
     listener = getattr(req_to_token_pool, _LISTENER, None)
-    if listener is not None:
-        listener(req.rid)
+    rid = getattr(req, "rid", None)  # a streaming session's slot has none
+    if listener is not None and rid is not None:
+        listener(rid)

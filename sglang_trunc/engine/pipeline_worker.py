@@ -56,7 +56,7 @@ class PipelineWorker(LoopedWorker):
     def _build(self, pool: LoopedKVPool, req_to_token_pool, attention: LaneAttention) -> RowRunner:
         schedule = self._schedule()
         capacity = schedule.max_width + self.model_runner.max_running_requests
-        tails = schedule.cycles if pool.branches else 0
+        tails = schedule.cycles * (1 + schedule.lookup) if pool.branches else 0
         runner = self._runner(pool, req_to_token_pool, attention, capacity=capacity, tail_width=tails)
         self.lanes = TreeLanes(runner)
         self.pipeline = self._make_pipeline(schedule, pool, capacity)

@@ -85,6 +85,12 @@ class LoopedWorker(BaseSpecWorker):
         resolved = resolve(self.model_runner.model_config.hf_config, self.algorithm)
         self.options = resolved.options
         logger.info("%s options: %s", self.algorithm, described(resolved))
+        if self.options.relaxed:
+            logger.warning(
+                "relaxed acceptance is on (relax_top %d, relax_tau %g): texts are not the model's own; for measurement only",
+                self.options.relax_top,
+                self.options.relax_tau,
+            )
         self.speculative_num_draft_tokens = self.stride = get_spec().speculative_num_draft_tokens
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.cost: cost.CostTable | None = None
