@@ -34,8 +34,9 @@ class BatchChooser:
     def __init__(self, batch, bases: Tensor, outputs: Outputs):
         """``bases`` int64 ``[bs]``: position of each request's newest token, where all paths begin."""
         self.bases = bases
+        # At the end of a chunk the base lies inside the prompt; what was emitted before is on the host then.
         records = [
-            outputs.ready(req, base + 1 - len(req.origin_input_ids))
+            outputs.ready(req, max(base + 1 - len(req.origin_input_ids), len(req.output_ids)))
             for req, base in zip(batch.reqs, bases.tolist(), strict=True)
         ]
         self._transforms = Transforms(batch.reqs, batch.sampling_info, records)

@@ -80,10 +80,13 @@ class Outputs:
         return self._of.get(rid)
 
     def ready(self, req, emitted: int) -> Output | None:
-        """A request's record before a round that finds it with so many tokens emitted; made anew if it does not fit."""
+        """A request's record before a round that finds it with so many tokens emitted; made anew if it does not fit,
+        and made where there should be one: lanes of a prompt start before its prefill is over."""
         output = self._of.get(req.rid)
         if output is not None and len(output.tokens) != emitted:
             logger.error("%s has a record of %d tokens, but emitted %d", req.rid, len(output.tokens), emitted)
+            output = None
+        if output is None:
             self.begin(req)
         return self._of.get(req.rid)
 

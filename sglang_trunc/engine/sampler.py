@@ -10,24 +10,28 @@ from __future__ import annotations
 
 from sglang.srt.environ import envs
 from sglang.srt.layers.sampler import Sampler
+from sglang.srt.utils.async_probe import sanitize_nan_logits
 from torch import Tensor
 
 from sglang_trunc.core import sampling
 from sglang_trunc.engine.choosing import sampling_rows
+from sglang_trunc.engine.transforms import run_processor
 
 
 class SeededSampler(Sampler):
     """In the place of the model runner's own sampler; the worker has set ``SamplingBatchInfo.sampling_seed``."""
 
     def _preprocess_logits(self, logits: Tensor, sampling_info) -> Tensor:
-        """As ``Sampler``'s; an error in a client's processor is kept for the worker, not raised in the scheduler."""
-        try:
-            return super()._preprocess_logits(logits, sampling_info)
-        except Exception as problem:
-            if not sampling_info.has_custom_logit_processor:
-                raise
-            sampling_info.failed_processor = problem
-            return logits
+        """As ``Sampler``'s, but errors in clients' processors are kept for the worker, by row: in SGLang the first
+        one ends the scheduler."""
+        if sampling_info.has_custom_logit_processor:
+            problems: dict[int, Exception] = {}
+            for entry in sampling_info.custom_logit_processor.values():
+                params = [sampling_info.custom_params[row] for row in entry.rows]
+                problems |= run_processor(entry.processor, logits, entry.rows, entry.rows, params)
+            sampling_info.failed_processor = problems
+        sanitize_nan_logits(logits, "prefill readout")
+        return logits
 
     def forward(
         self,

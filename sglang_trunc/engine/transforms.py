@@ -88,17 +88,12 @@ class Transforms:
         GrammarMask(first, first.move_vocab_mask(mask, logits.device)).apply(logits)
 
     def _process(self, logits: Tensor, requests: Sequence[int], paths: Sequence[Path]) -> None:
-        """As SGLang's ``apply_custom_logit_processor``, with the parameters and the request of each row."""
+        """Custom processors, with the parameters and the request of each row."""
         for entry in self._info.custom_logit_processor.values():
             rows = _rows_of(set(entry.rows), requests)
-            if not rows:
-                continue
-            at = torch.tensor(rows, device=logits.device)
             params = [self._parameters(requests[row], paths[row]) for row in rows]
-            try:
-                logits.index_copy_(0, at, entry.processor(logits.index_select(0, at), params).to(logits.dtype))
-            except Exception as problem:  # it runs the client's own code
-                abort_for_processor([self._reqs[index] for index in entry.rows], problem)
+            problems = run_processor(entry.processor, logits, rows, [requests[row] for row in rows], params)
+            abort_for_processor(self._reqs, problems)
 
     def _parameters(self, index: int, path: Path) -> Any:
         """A processor's parameters; the request in them has emitted the path, too."""
@@ -115,13 +110,41 @@ def _rows_of(indices: Set[int], requests: Sequence[int]) -> list[int]:
     return [row for row, request in enumerate(requests) if request in indices]
 
 
-def abort_for_processor(reqs: Sequence[Any], problem: Exception) -> None:
-    """End requests whose logit processor failed; their answers say why, and nobody else notices."""
-    logger.error("a custom logit processor failed", exc_info=problem)
-    for req in reqs:
-        if req.custom_logit_processor and not req.finished():
-            message = f"custom_logit_processor failed with {type(problem).__name__}: {problem}"
-            req.to_finish = FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequestError")
+def run_processor(
+    processor, logits: Tensor, rows: Sequence[int], owners: Sequence[int], params: Sequence[Any]
+) -> dict[int, Exception]:
+    """A custom logit processor over its rows, in place; as SGLang's ``apply_custom_logit_processor``.
+
+    ``logits`` float32 ``[n, vocabulary]``. ``owners``, ``params``: of each of ``rows``. Returns what went wrong, by
+    owner, whose rows stay as they were. Requests with one processor share a call; where it fails, each gets its own.
+    """
+    if not rows:
+        return {}
+    at = torch.tensor(rows, device=logits.device)
+    try:
+        logits.index_copy_(0, at, processor(logits.index_select(0, at), list(params)).to(logits.dtype))
+        return {}
+    except Exception as problem:  # it runs the client's own code
+        if len(set(owners)) == 1:
+            return {owners[0]: problem}
+    problems: dict[int, Exception] = {}
+    for owner in dict.fromkeys(owners):
+        own = [i for i, other in enumerate(owners) if other == owner]
+        problems |= run_processor(
+            processor, logits, [rows[i] for i in own], [owner] * len(own), [params[i] for i in own]
+        )
+    return problems
+
+
+def abort_for_processor(reqs: Sequence[Any], problems: Mapping[int, Exception]) -> None:
+    """End the requests, by index, whose logit processor failed; their answers say why, and nobody else notices."""
+    for index, problem in problems.items():
+        req = reqs[index]
+        if req.finished() or req.to_finish is not None:  # it is ending already
+            continue
+        logger.error("the custom logit processor of %s failed", req.rid, exc_info=problem)
+        message = f"custom_logit_processor failed with {type(problem).__name__}: {problem}"
+        req.to_finish = FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequestError")
 
 
 class RequestView:

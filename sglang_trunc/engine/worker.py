@@ -87,7 +87,7 @@ class LoopedWorker(BaseSpecWorker):
         logger.info("%s options: %s", self.algorithm, described(resolved))
         if self.options.relaxed:
             logger.warning(
-                "relaxed acceptance is on (relax_top %d, relax_tau %g): texts are not the model's own; for measurement only",
+                "relaxed acceptance (relax_top %d, relax_tau %g) is for measurement: texts are not the model's own",
                 self.options.relax_top,
                 self.options.relax_tau,
             )

@@ -1,11 +1,12 @@
 """What SGLang's own sampler needs on a machine without an accelerator: seeded draws, penalties, deterministic mode.
 
-After every plain forward pass SGLang's ``Sampler`` turns logits into tokens. Three steps of it do not run here as they
-stand, or need a C++ compiler and seconds of compiling between two tokens; ``HOOKS`` puts twins in their place:
+After every plain forward pass SGLang's ``Sampler`` turns logits into tokens. Three steps on the way do not run here as
+they stand, or halt everybody's tokens on their first call; ``HOOKS`` puts twins in their place:
 
-* ``multinomial_with_seed`` is compiled on its first call and hashes with a kernel that the wheel lacks. The twin is
+* ``multinomial_with_seed`` is compiled to C++ and hashes with a kernel that the wheel lacks. The twin is
   ``core.noise``, the same hash and float64 formula: the draws of SGLang on a GPU, and of our schedules.
-* ``apply_scaling_penalties`` is compiled on its first call. The twin is its arithmetic in eager operations.
+* ``apply_scaling_penalties`` is compiled, too: 11 seconds, or half of one where the platform's compiler is "eager". The
+  twin is its arithmetic in plain operations.
 * ``maybe_enable_batch_invariant_mode`` replaces an accelerator's products, and fails without one. The twin does
   nothing: a row has the same bits in any batch here (see ``cpu_platform``).
 

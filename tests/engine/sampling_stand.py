@@ -1,4 +1,4 @@
-"""``SamplingBatchInfo`` and requests without a scheduler, for the parts that choose tokens."""
+"""Requests and ``SamplingBatchInfo`` without a scheduler, and SGLang's own choice of a token to compare with."""
 
 from __future__ import annotations
 
@@ -7,45 +7,136 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.sampler import Sampler, apply_custom_logit_processor
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+from sglang.srt.sampling.sampling_batch_info import ProcessorEntry, SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import SamplingParams
+from torch import Tensor
 
 
-def request(rid: str, prompt: Sequence[int], most: int = 40, **sampling: Any) -> types.SimpleNamespace:
+class Mirror(CustomLogitProcessor):
+    """Depends on all that the request has emitted: favours one token and forbids another."""
+
+    def __call__(self, logits: Tensor, params: list[dict[str, Any]]) -> Tensor:
+        assert len(logits) == len(params)
+        for row, param in zip(logits, params, strict=True):
+            ids = [*param["__req__"].origin_input_ids, *param["__req__"].output_ids]
+            name = sum(token * (place + 1) for place, token in enumerate(ids))
+            row[name % len(row)] += param["boost"]
+            row[(7 * name + 3) % len(row)] = -torch.inf
+        return logits
+
+
+class Picky(CustomLogitProcessor):
+    """Adds what its request asks for, and fails where that is not a number."""
+
+    def __call__(self, logits: Tensor, params: list[dict[str, Any]]) -> Tensor:
+        return logits + torch.tensor([[param["add"]] for param in params]) * torch.arange(logits.shape[1])
+
+
+class Batch:
+    """A ``ScheduleBatch`` as far as SGLang's penalizers look at it, by a weak reference."""
+
+    device = "cpu"
+
+    def __init__(self, reqs: Sequence[Any]):
+        self.reqs = list(reqs)
+
+
+def request(
+    rid: str,
+    prompt: Sequence[int],
+    most: int = 40,
+    processor: type[CustomLogitProcessor] | None = None,
+    **sampling: Any,
+) -> types.SimpleNamespace:
     """A request as the scheduler has it; greedy unless ``sampling`` says otherwise."""
-    return types.SimpleNamespace(
+    req = types.SimpleNamespace(
         rid=rid,
         origin_input_ids=list(prompt),
         output_ids=[],
         sampling_params=SamplingParams(**{"temperature": 0.0, "max_new_tokens": most, **sampling}),
         kv=types.SimpleNamespace(kv_allocated_len=0),
         grammar=None,
-        custom_logit_processor=None,
-        tokenizer=None,
+        custom_logit_processor=processor.__name__ if processor else None,
+        processor=processor,
+        tokenizer=types.SimpleNamespace(eos_token_id=None, additional_stop_token_ids=None),
         eos_token_ids=None,
+        return_sampling_mask=False,
+        sampling_logprobs_mode=None,
+        to_finish=None,
+        finished=lambda: False,
     )
+    if processor and req.sampling_params.custom_params is not None:
+        req.sampling_params.custom_params = {**req.sampling_params.custom_params, "__req__": req}
+    return req
 
 
-def sampling_info(reqs: Sequence[Any], vocabulary: int) -> SamplingBatchInfo:
-    """What SGLang makes of these requests' parameters, but for penalizers and processors."""
-    params = [req.sampling_params for req in reqs]
-    bias = None
-    if any(one.logit_bias for one in params):
-        bias = torch.zeros(len(reqs), vocabulary)
-        for row, one in enumerate(params):
-            for token, value in (one.logit_bias or {}).items():
-                bias[row, int(token)] = value
-    return SamplingBatchInfo(
-        temperatures=torch.tensor([[one.temperature] for one in params]),
-        top_ps=torch.tensor([one.top_p for one in params]),
-        top_ks=torch.tensor([one.top_k for one in params], dtype=torch.int32),
-        min_ps=torch.tensor([one.min_p for one in params]),
-        is_all_greedy=all(one.top_k <= 1 for one in params),
-        is_any_greedy=any(one.top_k <= 1 for one in params),
-        need_top_p_sampling=any(one.top_p != 1.0 for one in params),
-        need_top_k_sampling=any(one.top_k != TOP_K_ALL for one in params),
-        need_min_p_sampling=any(one.min_p > 0 for one in params),
-        vocab_size=vocabulary,
-        device="cpu",
-        logit_bias=bias,
-    )
+def with_output(req: Any, output: Sequence[int], grammar: Any = None) -> types.SimpleNamespace:
+    """The same request after it has emitted other tokens."""
+    twin = types.SimpleNamespace(**{**vars(req), "output_ids": list(output), "grammar": grammar})
+    params = req.sampling_params.custom_params
+    if params is not None and "__req__" in params:
+        values = {name: getattr(req.sampling_params, name) for name in req.sampling_params.__struct_fields__}
+        twin.sampling_params = SamplingParams(**{**values, "custom_params": {**params, "__req__": twin}})
+    return twin
+
+
+def sampling_info(reqs: Sequence[Any], vocabulary: int, outputs: Sequence[Sequence[int]] = ()) -> SamplingBatchInfo:
+    """SGLang's own of these requests, as a worker gets it.
+
+    ``outputs``: tokens that its penalizers have counted, equally many of each request.
+    """
+    batch = Batch(reqs)
+    info = SamplingBatchInfo.from_schedule_batch(batch, vocabulary)
+    for tokens in zip(*outputs, strict=True):
+        info.penalizer_orchestrator.cumulate_output_tokens(torch.tensor(tokens))
+    kinds = {req.processor for req in reqs if req.processor is not None}
+    if kinds:
+        # SGLang makes these where the server's flag is set.
+        rows = {kind: [row for row, req in enumerate(reqs) if req.processor is kind] for kind in kinds}
+        info.has_custom_logit_processor = True
+        info.custom_params = [req.sampling_params.custom_params for req in reqs]
+        info.custom_logit_processor = {
+            hash(kind): ProcessorEntry(kind(), of_kind, torch.tensor(of_kind)) for kind, of_kind in rows.items()
+        }
+    info = info.copy_for_forward()
+    if any(req.grammar is not None for req in reqs):
+        info.grammars = [req.grammar for req in reqs]
+    return info
+
+
+def stock_info(req: Any, vocabulary: int) -> SamplingBatchInfo:
+    """For a request alone that has emitted its ``output_ids``."""
+    return sampling_info([req], vocabulary, [list(req.output_ids)] if req.output_ids else ())
+
+
+def stock_logits(req: Any, logits: Tensor) -> Tensor:
+    """What SGLang's plain decoding makes of a request's logits, float32 ``[vocabulary]``, after its ``output_ids``."""
+    row = logits.clone().unsqueeze(0)
+    info = stock_info(req, len(logits))
+    info.update_regex_vocab_mask()
+    info.apply_logits_bias(row)
+    if info.has_custom_logit_processor:
+        apply_custom_logit_processor(row, info)
+    return row[0]
+
+
+def stock_sample(logits: Tensor, info: SamplingBatchInfo, seeds: Tensor, positions: Tensor, **logprobs: Any):
+    """``Sampler.forward`` as under deterministic inference: tokens and the output whose fields it fills."""
+    sampler, output = Sampler(), LogitsProcessorOutput(next_token_logits=logits.clone())
+    sampler.enable_deterministic = True
+    info.sampling_seed = seeds
+    asked = {"return_logprob": False, "top_logprobs_nums": [], "token_ids_logprobs": [], **logprobs}
+    return sampler(output, info, positions=positions, **asked), output
+
+
+def stock_choice(req: Any, logits: Tensor) -> int:
+    """Plain decoding's next token of a request that has emitted its ``output_ids``, by SGLang's own code alone."""
+    position = len(req.origin_input_ids) + len(req.output_ids) - 1
+    info = stock_info(req, len(logits))
+    info.has_custom_logit_processor = False  # `stock_logits` has applied it
+    seeds = torch.tensor([req.sampling_params.sampling_seed or 0])
+    tokens, _ = stock_sample(stock_logits(req, logits).unsqueeze(0), info, seeds, torch.tensor([position]))
+    return int(tokens)
