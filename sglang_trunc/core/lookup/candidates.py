@@ -46,11 +46,7 @@ def read_distinct(
     found: list[Candidate] = []
     idle = 0
     for position, match in occurrences:
-<<<<<<< HEAD
-        idle = 0 if _put(found, Candidate(read(position), match, source)) else idle + 1
-=======
         idle = 0 if _put(found, read(position), match, source) else idle + 1
->>>>>>> main
         if len(found) == count or idle == PATIENCE:
             break
     return found
@@ -60,16 +56,6 @@ def preferred(own: list[Candidate], corpus: list[Candidate], count: int) -> list
     """The best ``count`` of two lists that are in order, deduplicated."""
     found: list[Candidate] = []
     for candidate in sorted(own + corpus, key=lambda candidate: -candidate.match):  # stable: own text first
-<<<<<<< HEAD
-        _put(found, candidate)
-    return found[:count]
-
-
-def _put(found: list[Candidate], candidate: Candidate) -> bool:
-    """Append a candidate, unless it and a better one start alike; then that one takes the longer of the two texts.
-    Returns whether there was anything new."""
-    tokens = candidate.tokens
-=======
         _put(found, *candidate)
     return found[:count]
 
@@ -77,7 +63,6 @@ def _put(found: list[Candidate], candidate: Candidate) -> bool:
 def _put(found: list[Candidate], tokens: tuple[int, ...], match: int, source: Source) -> bool:
     """Append a candidate, unless it and a better one start alike; then that one takes the longer of the two texts.
     Returns whether there was anything new."""
->>>>>>> main
     for place, better in enumerate(found):
         shared = min(len(tokens), len(better.tokens))
         if tokens[:shared] == better.tokens[:shared]:
@@ -85,9 +70,5 @@ def _put(found: list[Candidate], tokens: tuple[int, ...], match: int, source: So
                 return False
             found[place] = better._replace(tokens=tokens)
             return True
-<<<<<<< HEAD
-    found.append(candidate)
-=======
     found.append(Candidate(tokens, match, source))
->>>>>>> main
     return True

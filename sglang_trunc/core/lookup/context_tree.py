@@ -31,14 +31,9 @@ LARGEST_TOKEN = 2**31 - 1  # tokens are stored as 32-bit integers
 
 _ROOT = 0
 _FIRST_SLOTS = 64
-<<<<<<< HEAD
-# Odd multipliers whose high bits look random (murmur's and the golden ratio's).
-_MIX_NODE, _MIX_TOKEN = 0x9E3779B1, 0x85EBCA6B
-=======
 # Odd numbers whose bits look random: the golden ratio's, and a multiplier of xorshift*. Below 2**30, one digit of
 # CPython's integers: products of such are the quick ones.
 _MIX_NODE, _MIX_TOKEN = 0x278DDE6D, 0x2545F491
->>>>>>> main
 
 
 class Steps(NamedTuple):
@@ -106,14 +101,9 @@ class ContextTree:
         """
         found = Steps(array("i"), array("B"))
         last = context[-self.depth :]
-<<<<<<< HEAD
-        for token in last:
-            _check_token(token)
-=======
         if last:
             _check_token(min(last))
             _check_token(max(last))
->>>>>>> main
         self._descend(array("i", last), len(last), *found, 0)
         return found
 

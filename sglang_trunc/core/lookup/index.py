@@ -78,7 +78,7 @@ class LookupIndex:
     def candidates(
         self, min_match: int, max_match: int, length: int, count: int, behind: Sequence[int] = ()
     ) -> list[Candidate]:
-        """Continuations after earlier occurrences of the text's last tokens, ``behind`` included: tokens that would
+        """Continuations after earlier occurrences of the text's last tokens, and of ``behind``: tokens that would
         follow the text, drafted ones, and are not in it.
 
         A match has ``min_match`` to ``max_match`` tokens and ends before the text does; the two may overlap. Longest
@@ -93,7 +93,7 @@ class LookupIndex:
             return []
         end = len(tree.text)
         steps = tree.steps_after([*self.tail(max_match), *behind]) if behind else tree.steps(end)
-        # The text's own end has nothing behind it to be read.
+        # With tokens behind it, the text's own end may match, but nothing follows it that could be read.
         occurrences = (found for found in tree.occurrences(steps, min_match, max_match) if found[0] < end)
         return read_distinct(occurrences, partial(_continuation, tree.text, length), Source.OWN, count)
 
