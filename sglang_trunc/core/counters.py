@@ -59,6 +59,8 @@ class Counters(TickCounters):
 
     drafted: int = 0
     accepted: int = 0
+    looked_up: int = 0  # tokens that entered beside their roots; ``drafted`` counts those that d1 let pass
+    screened_out: int = 0
     drafted_by_position: Counter[int] = field(default_factory=Counter)  # 1-based position in the chain
     accepted_by_position: Counter[int] = field(default_factory=Counter)
 
@@ -66,6 +68,10 @@ class Counters(TickCounters):
     def tokens(self) -> int:
         """Committed tokens, bonus tokens included; tokens past a stop are counted as well."""
         return self.accepted + self.runs
+
+    def count_lookups(self, tokens: Tensor) -> None:
+        """``tokens``: looked-up tokens per request, int64 [bs]."""
+        self.looked_up += int(tokens.sum())
 
     def count_round(self, drafted: Tensor, accepted: Tensor) -> None:
         """``drafted``, ``accepted``: drafts per request, int64 [bs]."""
@@ -84,6 +90,8 @@ class Counters(TickCounters):
             "tokens": self.tokens,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "looked_up": self.looked_up,
+            "screened_out": self.screened_out,
             "drafted_by_position": _as_json(self.drafted_by_position),
             "accepted_by_position": _as_json(self.accepted_by_position),
             "accept_length": self.tokens / self.runs if self.runs else None,
@@ -100,6 +108,7 @@ class PipelineCounters(TickCounters):
     drafted: Counter[int] = field(default_factory=Counter)  # depth -> lanes started on a proposal
     accepted: Counter[int] = field(default_factory=Counter)  # depth -> such lanes that became the root
     restarts: int = 0  # tokens after which a fresh lane started
+    screened_out: int = 0  # looked-up lanes that went because d1 chose another token
     missed: int = 0  # restarts on a token that had been proposed: its lane was cut, or found no row
     ended: int = 0  # tokens after which nothing was wanted
     cold_starts: int = 0  # requests that came into a round without lanes
@@ -129,7 +138,9 @@ class PipelineCounters(TickCounters):
         It charges a kept token the depth that proposed it and any other R. Not a measurement: cut and late lanes,
         other requests' cycles and pipeline starts are not in it.
         """
-        kept = sum(count * depth for depth, count in self.accepted.items())
+        # A looked-up token is charged d1, at which it is screened.
+        first = min((depth for depth in self.proposed if depth > 0), default=0)
+        kept = sum(count * (depth if depth > 0 else first) for depth, count in self.accepted.items())
         cost = kept + (self.tokens - self.accepted.total()) * self.recurrences
         return self.tokens * self.recurrences / cost if cost else None
 
@@ -144,6 +155,7 @@ class PipelineCounters(TickCounters):
             "accepted_by_depth": _as_json(self.accepted),
             "drafted": self.drafted.total(),
             "accepted": self.accepted.total(),
+            "screened_out": self.screened_out,
             "restarts": self.restarts,
             "missed": self.missed,
             "ended": self.ended,

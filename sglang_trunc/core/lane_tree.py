@@ -1,8 +1,8 @@
 """One request's lanes: a tree of tokens that travel through the depths. Pure integers, no tensors.
 
 The root is the request's newest committed token; every other lane is a proposal of its parent's readout at d1 or
-d2. All lanes advance together, so a lane stays at least one proposal depth behind its parent, and the root is
-strictly the deepest: at most one lane of a request reaches full depth in a cycle.
+d2. All lanes advance together, so a lane stays at least one proposal depth behind a parent whose readout proposed it.
+Looked-up tokens start beside their parents, and reach full depth with them: then a cycle commits several tokens.
 
 Slots: position p of the request has a slot that SGLang reserved; the first lane at p uses it, further ones
 (*branches*) borrow one from a bank, as do all lanes that start while their prompt is still being prefilled.
@@ -20,17 +20,19 @@ from sglang_trunc.core.survival import Standing
 
 NO_ROW = -1  # of a prompt's last token: its state is the prefill's
 KNOWN = 0  # source of a token that nobody had to propose: a prompt's first token, a restart
+LOOKUP = -1  # source of a token that was looked up, in the place of the depth that proposed it
 
 
 @dataclass(eq=False, slots=True)
 class Proposal:
     """A token that a readout of a lane chose for the position after it."""
 
-    depth: int  # of the readout: d1 or d2
+    depth: int  # of the readout: d1 or d2; LOOKUP until d1 has agreed
     token: int
-    probability: float
+    probability: float  # of a looked-up token: what its match says (``lookups``)
     standing: Standing
     lane: Lane | None = None  # the child that started on it last, if any did
+    match: float | None = None  # ``probability`` that it was looked up with
 
     @property
     def running(self) -> Lane | None:
@@ -178,6 +180,14 @@ class LaneTree:
                 lane.tail = (*self._path(lane.parent), lane.slot)
             else:
                 lane.tail = ()
+
+    def tokens_to(self, lane: Lane) -> list[int]:
+        """Tokens of a lane's path below the root, its own included."""
+        tokens = []
+        while lane.parent is not None:
+            tokens.append(lane.token)
+            lane = lane.parent
+        return tokens[::-1]
 
     def _path(self, lane: Lane) -> tuple[int, ...]:
         slots = []

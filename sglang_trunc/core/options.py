@@ -108,6 +108,18 @@ class Options:
         "a draft that relax_top keeps must have this share of the best token's probability; 1 keeps equal ones alone",
     )
 
+    lookup: int = _option_of_all(
+        "most tokens that are looked up in the request's own text and start beside a new lane, or a block's root; d1 "
+        "screens them. 0: none",
+        Between(int, 0, 64),
+        0,
+    )
+    lookup_min_match: int = _option_of_all(
+        "tokens at least that must have occurred before, in this order, for what followed them to be looked up",
+        Between(int, 1, 32),
+        3,
+    )
+
     @property
     def relaxed(self) -> bool:
         """Whether drafts that full depth did not choose may be kept; the text is then not the model's own."""

@@ -5,6 +5,8 @@ A cycle is d1 ticks of all lanes of all requests, then one readout of the lanes 
 * at d1 a lane proposes its choice for the next position, at d2 (dual) its choice if that is another;
 * at R the choice f is final: the child that started on f becomes the root, everything else goes; where no such
   child lives, a fresh lane starts on f (a restart);
+* a lane that starts may bring a looked-up continuation along, a chain of lanes that start beside it; d1 screens them:
+  where it chooses another token, the rest of the chain goes. Lanes that are through together are committed together;
 * then the budget is shared out: of all lanes and all proposals without a lane, of all requests, those with the
   best estimated survival get the rows of the next cycle. Roots always run.
 
@@ -18,11 +20,12 @@ this package's.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sglang_trunc.core.counters import PipelineCounters
+from sglang_trunc.core.cycle_cost import CycleCost
 from sglang_trunc.core.id_bank import IdBank
-from sglang_trunc.core.lane_tree import KNOWN, Lane, LaneTree, Move, Proposal
+from sglang_trunc.core.lane_tree import KNOWN, LOOKUP, Lane, LaneTree, Move, Proposal
 from sglang_trunc.core.survival import Standing, SurvivalEstimator
 from sglang_trunc.core.width_budget import share_out
 
@@ -35,6 +38,7 @@ class Schedule(NamedTuple):
     d2: int | None  # multiple of d1 below R; None: LOOPSPEC_SINGLE
     max_width: int  # rows of a tick; more only where there are more requests
     min_survival: float  # a lane below it is not worth its row
+    lookup: int = 0  # most looked-up tokens that start beside one lane
 
     @property
     def cycles(self) -> int:
@@ -47,6 +51,17 @@ class Choice(NamedTuple):
 
     token: int
     probability: float  # of that token, at that depth
+
+
+class LookupSource(Protocol):
+    """Continuations of requests' texts, by earlier occurrences (``lookups``)."""
+
+    def commit(self, key: Hashable, token: int) -> None:
+        """A request's text is one token longer."""
+
+    def continuation(self, key: Hashable, path: Sequence[int], most: int) -> tuple[Sequence[int], float]:
+        """What may follow a request's text and the tokens of ``path`` behind it: at most ``most`` tokens, best guess,
+        and a number in [0, 1) that says how good the match is."""
 
 
 class Commit(NamedTuple):
@@ -65,14 +80,19 @@ class Pipeline:
         state_rows: int,
         counters: PipelineCounters,
         exchange: bool = True,
+        lookups: LookupSource | None = None,
     ):
         """``branch_slots``: KV slots of the worker's own. ``state_rows``: of the state bank, ``max_width`` and one a
-        request, since a request may arrive while others use the whole width. ``exchange``: see ``LaneTree``."""
+        request, since a request may arrive while others use the whole width. ``exchange``: see ``LaneTree``.
+        ``lookups``: asked only if ``schedule.lookup`` is above 0."""
         self.schedule = schedule
         self.counters = counters
         self.trees: dict[Hashable, LaneTree] = {}
         self.estimator = SurvivalEstimator()
         self.exchange = exchange
+        self.cost: CycleCost | None = None  # decides the width, where it is known
+        self._lookups = lookups if schedule.lookup else None
+        self._fresh: list[tuple[LaneTree, Lane]] = []  # lanes that have started and may bring a continuation along
         self._state_rows = state_rows
         self.reset(branch_slots)
 
@@ -103,7 +123,7 @@ class Pipeline:
         self.leave(key)
         tree = self.join(key, request_row)
         tree.reserve(position, reserved, end)
-        tree.plant(token, position)
+        self._fresh.append((tree, tree.plant(token, position)))
         self.counters.cold_starts += 1
         return None
 
@@ -122,6 +142,8 @@ class Pipeline:
         root = tree.root
         assert root is not None
         self._learn(root, token)
+        if self._lookups is not None:
+            self._lookups.commit(key, token)
         right = next((p.running for p in root.proposals if p.token == token), None)
         if right is None:
             self._count_dropped([lane for lane in tree.clear() if lane is not root])
@@ -145,6 +167,7 @@ class Pipeline:
         """Cut the trees to the budget after arrivals."""
         if sum(len(tree.lanes) for tree in self.trees.values()) > self.schedule.max_width:
             self._share_out()
+        self._look_ahead()
 
     def lanes(self, keys: Collection[Hashable] | None = None) -> list[Lane]:
         """Lanes to be advanced by d1 steps, of these requests or all: by request, oldest first. New ones stand at 0."""
@@ -168,23 +191,28 @@ class Pipeline:
         ]
 
     def absorb(self, readers: Sequence[Lane], choices: Sequence[Choice]) -> tuple[list[Commit], list[Move]]:
-        """What the readouts said: commits of this cycle, at most one a request, and moves of new roots."""
+        """What the readouts said: commits of this cycle, each request's in order, and moves of new roots.
+
+        A request commits more than one token where looked-up lanes come through together.
+        """
         finals = {}
+        owners = {tree.request_row: tree for tree in self.trees.values()}
         for lane, choice in zip(readers, choices, strict=True):
             if lane.depth == self.schedule.recurrences:
                 finals[lane] = choice.token
-            else:
-                self._propose(lane, choice)
+            elif lane.alive:  # d1 may have screened it out a row earlier
+                self._propose(owners[lane.request_row], lane, choice)
         commits, moves = [], []
         for tree in self.trees.values():
-            if tree.root in finals:
-                lane, token = tree.root, finals.pop(tree.root)
+            while (root := tree.root) is not None and root in finals:
+                token = finals.pop(root)
                 move = self._commit(tree, token)
-                commits.append(Commit(tree.key, token, lane))
+                commits.append(Commit(tree.key, token, root))
                 if move is not None:
                     moves.append(move)
-        assert not finals, "a lane that is not its request's root reached full depth"
+        assert not any(lane.alive for lane in finals), "a lane reached full depth before its parent"
         self._share_out()
+        self._look_ahead()
         return commits, moves
 
     # Within a cycle.
@@ -199,11 +227,16 @@ class Pipeline:
         if lane.depth == self.schedule.recurrences:
             return True
         proposes = lane.depth in (self.schedule.d1, self.schedule.d2)
-        return proposes and lane.position < tree.limit and spare > 0
+        return proposes and lane.position < tree.limit and (spare > 0 or self._awaits_screening(lane))
 
-    def _propose(self, lane: Lane, choice: Choice) -> None:
+    def _awaits_screening(self, lane: Lane) -> bool:
+        return lane.depth == self.schedule.d1 and any(proposal.depth == LOOKUP for proposal in lane.proposals)
+
+    def _propose(self, tree: LaneTree, lane: Lane, choice: Choice) -> None:
         """Record what a lane proposes at its depth."""
         self.counters.proposed[lane.depth] += 1
+        if self._awaits_screening(lane) and self._screen(tree, lane, choice):
+            return
         first = lane.proposals[0] if lane.proposals else None
         if first is not None and first.token == choice.token:
             first.standing = Standing.CONFIRMED
@@ -213,10 +246,30 @@ class Pipeline:
         standing = Standing.OPEN if lane.depth == self.schedule.d1 else Standing.SECOND
         lane.proposals.append(Proposal(lane.depth, choice.token, choice.probability, standing))
 
+    def _screen(self, tree: LaneTree, lane: Lane, choice: Choice) -> bool:
+        """Whether d1 agrees with what was looked up. If not, its lanes go at once."""
+        agrees = False
+        for proposal in [proposal for proposal in lane.proposals if proposal.depth == LOOKUP]:
+            if proposal.token == choice.token:
+                proposal.depth, proposal.probability = lane.depth, choice.probability
+                proposal.standing = Standing.OPEN
+                agrees = True
+                continue
+            lane.proposals.remove(proposal)
+            assert proposal.match is not None
+            self.estimator.observe([(Standing.LOOKED_UP, proposal.match, False)])
+            if (looked_up := proposal.running) is not None:
+                dropped = tree.keep(lambda other, gone=looked_up: other is not gone)  # type: ignore[misc]
+                self.counters.screened_out += len(dropped)
+                self._count_dropped(dropped)
+        return agrees
+
     def _commit(self, tree: LaneTree, token: int) -> Move | None:
         root = tree.root
         assert root is not None
         self._learn(root, token)
+        if self._lookups is not None:
+            self._lookups.commit(tree.key, token)
         right = next((p for p in root.proposals if p.token == token), None)
         if root.position + 1 >= tree.end:
             self.counters.ended += 1
@@ -226,6 +279,9 @@ class Pipeline:
         self.counters.count_commit(successor.source if successor else KNOWN, proposed=right is not None)
         dropped, move = tree.reroot(successor, token)
         self._count_dropped(dropped)
+        if successor is None:
+            assert tree.root is not None
+            self._fresh.append((tree, tree.root))
         return move
 
     def _learn(self, root: Lane, token: int) -> None:
@@ -236,20 +292,59 @@ class Pipeline:
                 {proposal.standing, Standing.OPEN} if proposal.depth == self.schedule.d1 else {proposal.standing}
             )
             outcomes += [(standing, proposal.probability, proposal.token == token) for standing in standings]
+            if proposal.match is not None and proposal.depth != LOOKUP:
+                outcomes.append((Standing.LOOKED_UP, proposal.match, proposal.token == token))
         self.estimator.observe(outcomes)
 
     def _share_out(self) -> None:
         """Cut the trees to the budget, then start what it has room for."""
         schedule = self.schedule
         shares = share_out(
-            self.trees.values(), schedule.max_width, schedule.min_survival, schedule.recurrences, self.estimator
+            self.trees.values(),
+            schedule.max_width,
+            schedule.min_survival,
+            schedule.recurrences,
+            self.estimator,
+            self.cost,
         )
         for tree in self.trees.values():
             self._count_dropped(tree.keep(shares.stays.__contains__))
         for tree, parent, proposal, survival in shares.births:
             if parent.alive and tree.can_branch(parent.position + 1):
-                tree.grow(parent, proposal).survival = survival
+                lane = tree.grow(parent, proposal)
+                lane.survival = survival
                 self.counters.drafted[proposal.depth] += 1
+                self._fresh.append((tree, lane))
+
+    def _look_ahead(self) -> None:
+        """Looked-up lanes beside those that have just started, the likeliest first, while there are rows for them."""
+        fresh, self._fresh = self._fresh, []
+        if self._lookups is None:
+            return
+        fresh.sort(key=lambda pair: -pair[1].survival)
+        for tree, lane in fresh:
+            room = self.schedule.max_width - sum(len(tree.lanes) for tree in self.trees.values())
+            most = min(self.schedule.lookup, room, tree.limit - lane.position)
+            if lane.alive and most > 0:
+                self._chain(tree, lane, *self._lookups.continuation(tree.key, tree.tokens_to(lane), most))
+
+    def _chain(self, tree: LaneTree, lane: Lane, tokens: Sequence[int], match: float) -> None:
+        """Start the looked-up continuation of a lane, as much of it as is worth its rows."""
+        chance = self.estimator.estimate(Standing.LOOKED_UP, match)
+        survivals = [lane.survival * chance**ahead for ahead in range(1, len(tokens) + 1)]
+        if self.cost is not None:
+            running = [other for tree in self.trees.values() for other in tree.lanes]
+            roots = sum(other.parent is None for other in running)
+            value = sum(other.survival for other in running)
+            tokens = tokens[: self.cost.gains(len(running), roots, value, survivals)]
+        for token, survival in zip(tokens, survivals, strict=False):
+            if survival < self.schedule.min_survival or not tree.can_branch(lane.position + 1):
+                return
+            proposal = Proposal(LOOKUP, token, match, Standing.LOOKED_UP, match=match)
+            lane.proposals.append(proposal)
+            lane = tree.grow(lane, proposal)
+            lane.survival = survival
+            self.counters.drafted[LOOKUP] += 1
 
     def _count_dropped(self, lanes: Sequence[Lane]) -> None:
         self.counters.lanes_dropped += len(lanes)

@@ -23,6 +23,7 @@ class Standing(Enum):
     CONFIRMED = "confirmed"  # d2 chose the same token
     CONTESTED = "contested"  # d2 chose another
     SECOND = "second"  # proposed at d2
+    LOOKED_UP = "looked up"  # continues an earlier occurrence; no depth has spoken
 
 
 def _prior(standing: Standing, probability: float) -> float:

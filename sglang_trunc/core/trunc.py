@@ -2,8 +2,9 @@
 
 One round of one batch, as a pure function over a ``LaneEngine``:
 
-1. propose: each request's newest token runs steps [0, d1); its choice at d1 is the next draft, until the
-   request's budget is full or the drafted token's probability falls under the threshold;
+1. propose: each request's newest token runs steps [0, d1), and with it what was looked up behind it; the choices at d1
+   keep the part of that which they agree with (screening). The choice of the last kept node is the next draft, and so
+   on, until the request's budget is full or the drafted token's probability falls under the threshold;
 2. commit: every kept node continues from its state at d1 through [d1, R); one readout at R; the longest
    prefix of drafts equal to the choice at R is accepted, and the row after it gives the bonus token.
 
@@ -17,7 +18,7 @@ self-speculation) with Leviathan et al. 2023 for the greedy acceptance rule; con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -59,13 +60,15 @@ def trunc_round(
     options: TruncOptions,
     counters: Counters,
     choose: Callable[[Readout], Tensor] = choose_greedily,
+    lookups: Sequence[Sequence[int]] = (),
 ) -> Run:
     """One TRUNC round.
 
     ``roots`` int64 [bs]: each request's bonus token. ``budgets``: nodes each request may use, root included,
-    at least 1 each. ``choose``: the token of each row of a readout, int64 [n].
+    at least 1 each. ``choose``: the token of each row of a readout, int64 [n]. ``lookups``: of each request, what may
+    follow its root, below its budget; none if left out.
     """
-    chains, lengths = _propose(engine, roots, budgets, options, counters, choose)
+    chains, lengths = _propose(engine, roots, budgets, lookups, options, counters, choose)
     kept = _chain_nodes(lengths)
     depth = options.d1
     if depth < engine.recurrences:
@@ -98,37 +101,51 @@ def _propose(
     engine: LaneEngine,
     roots: Tensor,
     budgets: list[int],
+    lookups: Sequence[Sequence[int]],
     options: TruncOptions,
     counters: Counters,
     choose: Callable[[Readout], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Chains int64 [bs, w] and their lengths int64 [bs]; every node of a chain stands at depth d1."""
-    width = max(budgets)
     room = torch.tensor(budgets, device=roots.device)
-    chains = roots.new_zeros(len(budgets), width)
+    chains = roots.new_zeros(len(budgets), max(budgets))
     chains[:, 0] = roots
     lengths = torch.ones_like(room)
-    growing = torch.arange(len(budgets), device=roots.device)
-    for offset in range(width):
-        nodes = Nodes(growing, torch.full_like(growing, offset))
-        engine.start(nodes, chains[growing, offset])
+    for request, tokens in enumerate(lookups):
+        chains[request, 1 : 1 + len(tokens)] = torch.tensor(tokens, dtype=chains.dtype, device=chains.device)
+        lengths[request] += len(tokens)
+    counters.count_lookups(lengths - 1)
+    choices = torch.zeros_like(chains)  # at d1
+    nodes = _chain_nodes(lengths)
+    while True:
+        engine.start(nodes, chains[nodes.request, nodes.offset])
         engine.advance(nodes, 0, options.d1)
         counters.count_ticks(options.d1, len(nodes), len(budgets))
-        growing = growing[room[growing] > offset + 1]
-        if not len(growing):
+        nodes = _only(nodes, nodes.offset + 1 < room[nodes.request])
+        if not len(nodes):
             break
-        nodes = Nodes(growing, torch.full_like(growing, offset))
         logits = engine.readout(nodes)
         counters.count_readout(options.d1, len(nodes))
         drafts = choose(Readout(nodes, options.d1, logits, chains, None))
+        choices[nodes.request, nodes.offset] = drafts
+        screened = 1 + count_accepted(chains, choices, lengths)
+        counters.screened_out += int((lengths - screened).sum())
+        lengths = screened
+        ends = nodes.offset + 1 == lengths[nodes.request]
         if options.draft_threshold > 0:
-            sure = _probability(logits, drafts) >= options.draft_threshold
-            growing, drafts = growing[sure], drafts[sure]
-            if not len(growing):
-                break
-        chains[growing, offset + 1] = drafts
+            ends &= _probability(logits, drafts) >= options.draft_threshold
+        growing = nodes.request[ends]
+        if not len(growing):
+            break
+        nodes = Nodes(growing, lengths[growing])
+        chains[growing, nodes.offset] = drafts[ends]
         lengths[growing] += 1
     return chains, lengths
+
+
+def _only(nodes: Nodes, wanted: Tensor) -> Nodes:
+    """``wanted`` bool [n]. The same object where all are: engines remember what they have loaded."""
+    return nodes if bool(wanted.all()) else Nodes(nodes.request[wanted], nodes.offset[wanted])
 
 
 def _drafts_behind(nodes: Nodes, chains: Tensor, lengths: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from sglang_trunc.core.cycle_cost import CycleCost
 from sglang_trunc.core.lane_tree import Lane, LaneTree, Proposal
 from sglang_trunc.core.survival import SurvivalEstimator
 
@@ -35,15 +36,24 @@ class _Entry(NamedTuple):
 
 
 def share_out(
-    trees: Collection[LaneTree], max_width: int, min_survival: float, recurrences: int, estimator: SurvivalEstimator
+    trees: Collection[LaneTree],
+    max_width: int,
+    min_survival: float,
+    recurrences: int,
+    estimator: SurvivalEstimator,
+    cost: CycleCost | None = None,
 ) -> Shares:
-    """Divide ``max_width`` rows; sets every lane's ``survival``. Roots always stay."""
+    """Divide ``max_width`` rows, or fewer where ``cost`` says that more do not pay; sets every lane's ``survival``.
+    Roots always stay."""
     roots = {tree.root for tree in trees if tree.root is not None}
     entries = [
         entry for tree in trees for entry in _entries(tree, recurrences, estimator) if _survival(entry) >= min_survival
     ]
     entries.sort(key=lambda entry: (-entry.priority, entry.ahead))  # stable: older lanes first
-    chosen = entries[: max(max_width - len(roots), 0)]
+    room = max(max_width - len(roots), 0)
+    if cost is not None:
+        room = cost.best(len(roots), [_survival(entry) for entry in entries], room)
+    chosen = entries[:room]
     stays = {entry.lane for entry in chosen if entry.birth is None}
     return Shares(roots | stays, [entry.birth for entry in chosen if entry.birth is not None])
 

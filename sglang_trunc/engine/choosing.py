@@ -128,20 +128,31 @@ class LaneChooser:
         self.hidden: list[list[Tensor]] = [[] for _ in request_rows]  # of the tokens that this round commits
 
     def __call__(self, lanes: Sequence[Lane], logits: Tensor) -> list[Choice]:
-        if self._read_hidden is not None:
-            self._keep_hidden([lane for lane in lanes if lane.depth == self._recurrences])
+        choices = self._relaxed(lanes, logits, self._choices(lanes, logits))
+        committed = []
+        for lane, choice in zip(lanes, choices, strict=True):
+            if self._is_committed(lane):
+                self._committed[self._index[lane.request_row]].append(choice.token)
+                committed.append(lane)
+        if self._read_hidden is not None and committed:
+            for lane, row in zip(committed, self._read_hidden(committed), strict=True):
+                self.hidden[self._index[lane.request_row]].append(row)
+        return choices
+
+    def _choices(self, lanes: Sequence[Lane], logits: Tensor) -> list[Choice]:
         if self._batch.plain:
-            return self._relaxed(lanes, logits, choose(logits))
+            return choose(logits)
         rows = self._transformed(lanes, logits)
         if self._cascade is None:
-            chosen = sampling.choose(logits, rows)
-        else:
-            chosen = self._draw(self._cascade, lanes, logits, rows)
-        choices = self._relaxed(lanes, logits, _as_list(chosen))
-        for lane, choice in zip(lanes, choices, strict=True):
-            if lane.depth == self._recurrences:
-                self._committed[self._index[lane.request_row]].append(choice.token)
-        return choices
+            return _as_list(sampling.choose(logits, rows))
+        return _as_list(self._draw(self._cascade, lanes, logits, rows))
+
+    def _is_committed(self, lane: Lane) -> bool:
+        """Whether a lane, read out after its ancestors, is one that the committed text goes through."""
+        index = self._index[lane.request_row]
+        committed = self._committed[index]
+        newest = lane.position - self._bases[index] == len(committed)
+        return lane.depth == self._recurrences and newest and (not committed or committed[-1] == lane.token)
 
     def peek(self, lanes: Sequence[Lane], logits: Tensor) -> list[Choice]:
         """What lanes would choose that are not due, by their seeds; nothing is noted of it."""
@@ -180,12 +191,6 @@ class LaneChooser:
             kept = relax(logits, tokens, drafted, options.relax_top, options.relax_tau)
             tokens = torch.where(greedy, kept, tokens)
         return [choice._replace(token=token) for choice, token in zip(choices, tokens.tolist(), strict=True)]
-
-    def _keep_hidden(self, final: Sequence[Lane]) -> None:
-        if final:
-            assert self._read_hidden is not None
-            for lane, row in zip(final, self._read_hidden(final), strict=True):
-                self.hidden[self._index[lane.request_row]].append(row)
 
     def _path(self, lane: Lane, index: int) -> Path:
         """Tokens behind the base: what this round has committed up to the root, then the lanes below it."""

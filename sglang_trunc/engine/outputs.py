@@ -61,13 +61,15 @@ class Output:
 class Outputs:
     """The records of all requests that need one, by request id."""
 
-    def __init__(self) -> None:
+    def __init__(self, all_of_them: bool = False) -> None:
+        """``all_of_them``: whether every request has a record."""
+        self._all = all_of_them
         self._of: dict[str, Output] = {}
 
     def begin(self, req) -> None:
         """A request is about to be prefilled: what it has emitted so far is on the host in full."""
         rule = penalty_rule(req)
-        if rule.active or req.custom_logit_processor:
+        if self._all or rule.active or req.custom_logit_processor:
             self._of[req.rid] = Output(rule, req.output_ids)
 
     def extend(self, rid: str, tokens: Sequence[int]) -> None:

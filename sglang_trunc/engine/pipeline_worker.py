@@ -56,7 +56,7 @@ class PipelineWorker(LoopedWorker):
     def _build(self, pool: LoopedKVPool, req_to_token_pool, attention: LaneAttention) -> RowRunner:
         schedule = self._schedule()
         capacity = schedule.max_width + self.model_runner.max_running_requests
-        tails = schedule.cycles if pool.branches else 0
+        tails = schedule.cycles * (1 + schedule.lookup) if pool.branches else 0
         runner = self._runner(pool, req_to_token_pool, attention, capacity=capacity, tail_width=tails)
         self.lanes = TreeLanes(runner)
         self.pipeline = self._make_pipeline(schedule, pool, capacity)
@@ -74,7 +74,7 @@ class PipelineWorker(LoopedWorker):
         arguments = (schedule, pool.branch_slots, capacity, self.counters, pool.page_size == 1)
         path = trace_file(self.options.algorithm)
         if path is None:
-            return Pipeline(*arguments)
+            return Pipeline(*arguments, self.lookups)
         about = {
             "model": Path(self.model_runner.model_config.model_path).name,
             "schedule": self.options.algorithm,
@@ -94,6 +94,7 @@ class PipelineWorker(LoopedWorker):
             getattr(options, "d2", None),
             options.max_width,
             options.min_survival,
+            options.lookup,
         )
 
     def clear_cache_pool(self) -> None:
@@ -127,6 +128,7 @@ class PipelineWorker(LoopedWorker):
             if last_chunk and last > length:
                 token = (req.output_ids or req.origin_input_ids)[-1]
                 slot = int(self.lanes.runner.req_to_token[row, length - 1])
+                self._know_text(req, len(req.output_ids))
                 self.pipeline.watch(req.rid, row, length - 1, token, slot, last)
                 watched[req.rid] = end - 1
         return watched
@@ -175,8 +177,11 @@ class PipelineWorker(LoopedWorker):
             if length >= last or not own:
                 self.pipeline.leave(req.rid)
                 continue
-            # A token past the last slot has no lane to go on with; such a request starts cold in the next round.
-            move = self.pipeline.admit(req.rid, row, length, token, own, min(last, length + len(own)))
+            # A token past the last slot has no lane to go on with, nor has one more than a round can report; such a
+            # request starts cold in the next round.
+            self._know_text(req, length + 1 - len(req.origin_input_ids))
+            end = min(last, length + min(len(own), self.stride))
+            move = self.pipeline.admit(req.rid, row, length, token, own, end)
             if move is not None:
                 moves.append(move)
             running.append(req.rid)

@@ -26,12 +26,14 @@ def tokens_per_round(options: Options, recurrences: int) -> int:
     """What to tell SGLang that a round takes; it reserves twice that behind a request's committed length.
 
     A block schedule takes its block. A pipeline of C = R/d1 cycles commits up to C tokens in a round and has lanes up
-    to C positions ahead, and under overlap scheduling SGLang knows the length of the round before: 3 C slots.
+    to C positions ahead, and under overlap scheduling SGLang knows the length of the round before: 3 C slots. A chain
+    of looked-up tokens may be committed together with its root; two of them are made room for.
     """
     if isinstance(options, TruncOptions):
         return options.block_size
     assert isinstance(options, SingleOptions | DualOptions)
-    return -(-3 * (recurrences // options.d1) // 2)
+    cycles = recurrences // options.d1
+    return 2 * (cycles + options.lookup) if options.lookup else -(-3 * cycles // 2)
 
 
 def extra_context_len(result: int) -> int:

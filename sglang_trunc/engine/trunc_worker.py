@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from sglang.srt.managers.utils import GenerationBatchResult
 from torch import Tensor
@@ -36,12 +38,29 @@ class TruncWorker(LoopedWorker):
         roots = batch.spec_info.bonus_tokens.to(torch.int64)
         self.lanes.begin(batch.req_pool_indices, batch.seq_lens)
         chooser = ChainChooser(self._batch_chooser(batch), self.options, self.lanes.runner.spare)
-        run = trunc_round(self.lanes, roots, self._budgets(batch), self.options, self.counters, chooser)
+        budgets = self._budgets(batch)
+        lookups = self._looked_up(batch, budgets) if self.options.lookup else ()
+        run = trunc_round(self.lanes, roots, budgets, self.options, self.counters, chooser, lookups)
         logits = self._strided_rows(run, run.logits, len(roots)) if batch.return_logprob else None
         hidden = None
         if batch.return_hidden_states:
             hidden = self._strided_rows(run, self.lanes.hidden(run.kept), len(roots))
         return self._result(batch, on_publish, run.tokens, run.lengths, logits, hidden)
+
+    def _looked_up(self, batch, budgets: list[int]) -> list[Sequence[int]]:
+        """What may follow each request's newest token."""
+        found = []
+        for req, length, budget in zip(batch.reqs, batch.seq_lens.tolist(), budgets, strict=True):
+            self._know_text(req, length + 1 - len(req.origin_input_ids))
+            tokens, _ = self.lookups.continuation(req.rid, (), min(self.options.lookup, budget - 1))
+            found.append(tokens)
+        return found
+
+    def _remember(self, batch, tokens: Tensor, lengths: Tensor) -> None:
+        super()._remember(batch, tokens, lengths)
+        for req, run, length in zip(batch.reqs, tokens.tolist(), lengths.tolist(), strict=True):
+            for token in run[:length] if self.options.lookup else ():
+                self.lookups.commit(req.rid, token)
 
     def _budgets(self, batch) -> list[int]:
         """Nodes each request may use: never more than the tokens still wanted or the slots reserved.

@@ -28,6 +28,7 @@ from sglang_trunc.engine import cost, departures, lane_attention
 from sglang_trunc.engine.choosing import BatchChooser, seeds_of
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lane_attention import LaneAttention
+from sglang_trunc.engine.lookahead import MAX_MATCH, RequestLookups
 from sglang_trunc.engine.names import MEASURE_ENV
 from sglang_trunc.engine.options import described, resolve
 from sglang_trunc.engine.outputs import Outputs
@@ -84,7 +85,8 @@ class LoopedWorker(BaseSpecWorker):
         self.speculative_num_draft_tokens = self.stride = get_spec().speculative_num_draft_tokens
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.cost: cost.CostTable | None = None
-        self.outputs = Outputs()
+        self.outputs = Outputs(all_of_them=self.options.lookup > 0)
+        self.lookups = RequestLookups(self.options.lookup_min_match, max(MAX_MATCH, self.options.lookup_min_match))
         self.model_runner.sampler = SeededSampler()
         self.stopwatch = Stopwatch() if os.environ.get(MEASURE_ENV) else None
 
@@ -140,10 +142,17 @@ class LoopedWorker(BaseSpecWorker):
     def _leave(self, rid: str) -> None:
         """A request has given its row of the slot table back."""
         self.outputs.forget(rid)
+        self.lookups.forget(rid)
 
     def _batch_chooser(self, batch) -> BatchChooser:
         """For the readouts of a decode round: the newest token of each request is at its committed length."""
         return BatchChooser(batch, batch.seq_lens.to(torch.int64), self.outputs)
+
+    def _know_text(self, req, emitted: int) -> None:
+        """Have a request's text indexed, ``emitted`` tokens behind its prompt."""
+        if self.options.lookup and self.lookups.length(req.rid) != len(req.origin_input_ids) + emitted:
+            output = self.outputs.of(req.rid)
+            self.lookups.begin(req.rid, [*req.origin_input_ids, *(output.tokens if output is not None else ())])
 
     def _prefill(self, batch, on_publish) -> GenerationBatchResult:
         """SGLang's own prefill; its sampler finds the seeds, and later rounds what has been emitted."""

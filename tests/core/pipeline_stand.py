@@ -8,10 +8,35 @@ from dataclasses import dataclass
 
 from sglang_trunc.core.counters import PipelineCounters
 from sglang_trunc.core.id_bank import IdBank
-from sglang_trunc.core.lane_tree import Lane
+from sglang_trunc.core.lane_tree import LOOKUP, Lane
 from sglang_trunc.core.pipeline import Pipeline, Schedule
 from sglang_trunc.core.pipeline_round import PipelineRun, pipeline_round
-from tests.core.scripted_engine import Script, ScriptedEngine
+from tests.core.scripted_engine import Script, ScriptedEngine, names
+
+
+class ScriptedLookups:
+    """Looked-up continuations that are right with a given chance, token by token; ``text`` is what they know."""
+
+    def __init__(self, script: Script, right: float, length: int, match: float = 0.5):
+        self.script = script
+        self.right = right
+        self.length = length
+        self.match = match
+        self.text: dict[int, list[int]] = {}
+        self.asked = 0
+
+    def commit(self, key: int, token: int) -> None:
+        self.text[key].append(token)
+
+    def continuation(self, key: int, path: Sequence[int], most: int) -> tuple[list[int], float]:
+        self.asked += 1
+        found = []
+        for _ in range(min(most, self.length)):
+            name = names([*self.text[key], *path, *found])[-1]
+            wrong = (self.script.truth(name) + 1) % self.script.vocabulary
+            found.append(self.script.truth(name) if self.script._share(name, 77) < self.right else wrong)
+        return found, self.match
+
 
 FIRST_BRANCH = 10_000
 UNLIMITED = 1_000
@@ -57,6 +82,7 @@ class Stand:
         branches: int = UNLIMITED,
         lookahead: int = 64,
         state_rows: int | None = None,
+        lookups: ScriptedLookups | None = None,
     ):
         """``requests``: tokens (prompt and first token), and how many more are wanted."""
         self.plan = plan
@@ -68,7 +94,8 @@ class Stand:
         self.branch_slots = range(FIRST_BRANCH, FIRST_BRANCH + branches)
         self.state_rows = state_rows or plan.max_width + len(requests)
         self.counters = PipelineCounters(recurrences=plan.recurrences)
-        self.pipeline = Pipeline(plan, self.branch_slots, self.state_rows, self.counters, exchange)
+        self.pipeline = Pipeline(plan, self.branch_slots, self.state_rows, self.counters, exchange, lookups)
+        self.lookups = lookups
         self.engine = ScriptedEngine(script, plan.recurrences, plan.d1, plan.d2, exchange, self.check_cycle)
         per_request = max((len(r.tokens) + r.wanted for r in self.requests.values()), default=0) + lookahead + 1
         self.every_slot = set(range(1, 1 + per_request * len(requests)))
@@ -118,7 +145,7 @@ class Stand:
         assert self.engine.cycles - cycles <= self.plan.cycles
         assert runs.keys() == set(keys)
         for key, run in runs.items():
-            assert 1 <= len(run.tokens) <= self.plan.cycles
+            assert 1 <= len(run.tokens) <= self.plan.cycles * (1 + self.plan.lookup)
             self.requests[key].tokens += run.tokens
             self.check_text(key)
             assert self.requests[key].done == (self.pipeline.trees[key].root is None)
@@ -146,6 +173,8 @@ class Stand:
         request = self.requests[key]
         table, root = self.engine.table[request.row], len(request.tokens) - 1
         slots = [table[position] for position in range(root, len(table))]
+        if self.lookups is not None:
+            self.lookups.text[key] = list(request.tokens)
         move = self.pipeline.admit(key, request.row, root, request.tokens[-1], slots, request.end)
         assert move is None, "its root has a slot of its own since it became the root"
 
@@ -181,7 +210,8 @@ class Stand:
     def check_identities(self) -> None:
         c, plan, lanes = self.counters, self.plan, self.pipeline.lanes()
         made = sum(len(request.tokens) - request.prompt for request in self.requests.values())
-        assert made == c.tokens == c.accepted[plan.d1] + c.accepted[plan.d2] + c.restarts + c.ended
+        by_source = c.accepted[plan.d1] + c.accepted[plan.d2] + c.accepted[LOOKUP]
+        assert made == c.tokens == by_source + c.restarts + c.ended
         assert c.rows == self.engine.rows == plan.recurrences * made + c.rows_wasted + sum(x.depth for x in lanes)
         assert c.cold_starts + c.restarts + c.drafted.total() == made + c.lanes_dropped + len(lanes)
         assert c.missed <= c.restarts
@@ -189,11 +219,15 @@ class Stand:
         assert c.ticks == self.engine.cycles * plan.d1
         assert c.request_ticks == self.root_ticks
         assert sum(ticks * width for width, ticks in c.widths.items()) == c.rows
-        assert c.readouts[plan.recurrences] == made
         early = {depth: count for depth, count in c.readouts.items() if depth != plan.recurrences}
-        assert early == c.proposed
+        if self.lookups is None:
+            assert c.readouts[plan.recurrences] == made
+            assert early == c.proposed
+        else:  # a chain is read out as a whole, whatever its first rows say
+            assert c.readouts[plan.recurrences] >= made
+            assert all(count >= c.proposed[depth] for depth, count in early.items())
         assert c.proposed.keys() <= {plan.d1, plan.d2}
-        assert all(c.accepted[depth] <= c.drafted[depth] for depth in (plan.d1, plan.d2))
+        assert all(c.accepted[depth] <= c.drafted[depth] for depth in (plan.d1, plan.d2, LOOKUP))
 
     def check_empty(self) -> None:
         """After all have left."""

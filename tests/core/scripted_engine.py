@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sglang_trunc.core.lane_tree import KNOWN, Lane, Move
+from sglang_trunc.core.lane_tree import KNOWN, LOOKUP, Lane, Move
 
 MASK = (1 << 64) - 1
 START = 0x9E3779B97F4A7C15
@@ -127,7 +127,8 @@ class ScriptedEngine:
             else:
                 assert lane.parent in self.paths, "started before its parent"
                 before = self.paths[lane.parent]
-                assert self.said[lane.parent, lane.source] == lane.token, "not what its parent proposed"
+                looked_up = lane.source == LOOKUP
+                assert looked_up or self.said[lane.parent, lane.source] == lane.token, "not what its parent proposed"
             assert lane.position == len(before)
             self.paths[lane] = [*before, extend(before[-1] if before else START, lane.token)]
             self.state[lane.row] = (self.paths[lane][-1], 0)
@@ -153,7 +154,7 @@ class ScriptedEngine:
     def readout(self, lanes: Sequence[Lane]) -> Tensor:
         assert lanes
         logits = torch.zeros(len(lanes), self.script.vocabulary)
-        finals = set()
+        through: set[Lane] = set()  # lanes at full depth that the committed text goes through
         for index, lane in enumerate(lanes):
             path = self.paths[lane][-1]
             assert lane.depth in self.read_depths
@@ -163,8 +164,12 @@ class ScriptedEngine:
             self.said[lane, lane.depth] = token
             logits[index, token] = self.script.height(path, lane.depth)
             if lane.depth == self.recurrences:
-                assert lane.request_row not in finals, "two finals of one request"
-                finals.add(lane.request_row)
+                assert lane.parent is None or lane.parent.depth == lane.depth, "a final lane behind one that is not"
+                if lane.parent is not None and not (
+                    lane.parent in through and self.said[lane.parent, lane.depth] == lane.token
+                ):
+                    continue
+                through.add(lane)
                 self.text[lane.request_row] = self.paths[lane]
                 self.next[lane.request_row] = token
         return logits
@@ -176,8 +181,10 @@ class ScriptedEngine:
         for move in moves:
             root, table = ran[move.slot], self.table[move.request_row]
             assert (root.request_row, root.position) == (move.request_row, move.position)
-            assert root.alive
-            self._check_root(root)
+            if root.alive:
+                self._check_root(root)
+            else:  # committed in the cycle in which it became the root
+                assert self.paths[root] == self.text[move.request_row][: root.position + 1]
             assert table[move.position] == move.reserved != move.slot
             if self.exchange:
                 table[move.position] = move.slot
@@ -202,8 +209,8 @@ class ScriptedEngine:
                 assert lane.parent in before, "a lane without its parent, or ahead of it"
                 assert lane.request_row == lane.parent.request_row
                 assert lane.position == lane.parent.position + 1
-                assert lane.source in self.read_depths - {self.recurrences}
-                assert lane.parent.depth >= lane.depth + lane.source, "too close behind its parent"
+                assert lane.source in self.read_depths - {self.recurrences} | {LOOKUP}
+                assert lane.parent.depth >= lane.depth + max(lane.source, 0), "too close behind its parent"
             before.add(lane)
         self._ran_in = {lane: lane.slot for lane in lanes}
 

@@ -28,7 +28,9 @@ def plain(model):
     return [greedy(model, prompt, 16) for prompt in PROMPTS]
 
 
-def decode(model, prompts, length: int, options: TruncOptions, budgets=None) -> tuple[list[list[int]], Counters]:
+def decode(
+    model, prompts, length: int, options: TruncOptions, budgets=None, look_up=lambda request, output, most: []
+) -> tuple[list[list[int]], Counters]:
     """All prompts side by side, until each has ``length`` tokens; every request may overshoot its last round."""
     counters = Counters()
     outputs = [greedy(model, prompt, 1) for prompt in prompts]
@@ -36,7 +38,9 @@ def decode(model, prompts, length: int, options: TruncOptions, budgets=None) -> 
         committed = [prompt + output[:-1] for prompt, output in zip(prompts, outputs, strict=True)]
         engine = ReferenceLanes(model, committed)
         roots = torch.tensor([output[-1] for output in outputs])
-        run = trunc_round(engine, roots, budgets or [options.block_size] * len(prompts), options, counters)
+        room = budgets or [options.block_size] * len(prompts)
+        lookups = [look_up(index, output, room[index] - 1) for index, output in enumerate(outputs)]
+        run = trunc_round(engine, roots, room, options, counters, lookups=lookups)
         for output, tokens, count in zip(outputs, run.tokens.tolist(), run.lengths.tolist(), strict=True):
             output += tokens[:count]
     return [output[:length] for output in outputs], counters
@@ -116,3 +120,32 @@ def test_count_accepted_is_the_longest_agreeing_prefix(rows, data):
             kept += 1
         want.append(kept)
     assert count_accepted(chains, choices, torch.tensor(lengths)).tolist() == want
+
+
+@pytest.mark.parametrize("wrong_from", [0, 1, 3, 99])
+@pytest.mark.parametrize("threshold", [0.0, 0.3])
+def test_looked_up_tokens_change_no_text(model, plain, wrong_from, threshold):
+    """Right at first, wrong from some token on; one request finds nothing."""
+
+    def look_up(request: int, output: list[int], most: int) -> list[int]:
+        right = plain[request][len(output) : len(output) + min(most, 4)]
+        return [] if request == 1 else [t if i < wrong_from else (t + 1) % 500 for i, t in enumerate(right)]
+
+    for d1 in {1, model.full_depth // 2, model.full_depth}:
+        got, counters = decode(model, PROMPTS, 12, options(d1, 6, threshold), look_up=look_up)
+        assert got == [output[:12] for output in plain], f"d1={d1}"
+        assert counters.looked_up > 0
+        assert counters.tokens == counters.accepted + counters.runs
+        assert counters.accepted <= counters.drafted
+        if d1 == model.full_depth:
+            assert (counters.screened_out > 0) == (wrong_from < 4)
+
+
+def test_screening_costs_one_pass_to_d1(model, plain):
+    """Four right tokens enter together: d1 ticks for all of them and the root."""
+    counters, depth = Counters(), model.full_depth
+    look_up = [plain[0][1:5]]
+    engine = ReferenceLanes(model, [PROMPTS[0]])
+    trunc_round(engine, torch.tensor(plain[0][:1]), [5], options(depth, 5), counters, lookups=look_up)
+    assert counters.ticks == depth
+    assert (counters.drafted, counters.accepted, counters.screened_out) == (4, 4, 0)

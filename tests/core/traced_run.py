@@ -169,7 +169,9 @@ class Worker:
             if move is not None:
                 self.engine.move([move])
         keys = [key for key in keys if self.requests[key].row is not None]
-        for key, run in pipeline_round(self.engine, self.pipeline, keys, choose=lambda _, said: list(said)).items() if keys else ():
+        for key, run in (
+            pipeline_round(self.engine, self.pipeline, keys, choose=lambda _, said: list(said)).items() if keys else ()
+        ):
             request = self.requests[key]
             request.tokens += run.tokens
             if request.done:

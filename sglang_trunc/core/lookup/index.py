@@ -11,7 +11,7 @@ tokens can be found, and fewer than ``max_tokens``. A long text pays twice for a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from sglang_trunc.core.lookup.candidates import Candidate, Source, check_query, read_distinct
@@ -75,8 +75,11 @@ class LookupIndex:
         held = min(count, self.held)
         return self._tree.text[len(self._tree.text) - held :]
 
-    def candidates(self, min_match: int, max_match: int, length: int, count: int) -> list[Candidate]:
-        """Continuations after earlier occurrences of the text's last tokens.
+    def candidates(
+        self, min_match: int, max_match: int, length: int, count: int, behind: Sequence[int] = ()
+    ) -> list[Candidate]:
+        """Continuations after earlier occurrences of the text's last tokens, and of ``behind``: tokens that would
+        follow the text, drafted ones, and are not in it.
 
         A match has ``min_match`` to ``max_match`` tokens and ends before the text does; the two may overlap. Longest
         match first, then the newest first, no two with equal tokens, at most ``count``; the search ends where
@@ -88,7 +91,10 @@ class LookupIndex:
         tree = self._tree
         if not self.held:
             return []
-        occurrences = tree.occurrences(tree.steps(len(tree.text)), min_match, max_match)
+        end = len(tree.text)
+        steps = tree.steps_after([*self.tail(max_match), *behind]) if behind else tree.steps(end)
+        # With tokens behind it, the text's own end may match, but nothing follows it that could be read.
+        occurrences = (found for found in tree.occurrences(steps, min_match, max_match) if found[0] < end)
         return read_distinct(occurrences, partial(_continuation, tree.text, length), Source.OWN, count)
 
 
