@@ -79,26 +79,38 @@ def config(recurrences: int) -> SimpleNamespace:
     )  # fmt: skip
 
 
+OF_ALL = {"SAMPLING_POLICY": "seeded", "RELAX_TOP": 1, "RELAX_TAU": 1.0, "LOOKUP": 0, "LOOKUP_MIN_MATCH": 3}
+
+
 @pytest.fixture
 def no_options(monkeypatch):
-    for name in ("D1", "D2", "BLOCK_SIZE", "DRAFT_THRESHOLD", "MAX_WIDTH", "MIN_SURVIVAL"):
+    for name in ("D1", "D2", "BLOCK_SIZE", "DRAFT_THRESHOLD", "MAX_WIDTH", "MIN_SURVIVAL", *OF_ALL):
         monkeypatch.delenv(f"SGLANG_TRUNC_{name}", raising=False)
 
 
 @pytest.mark.usefixtures("no_options")
 def test_options_of_every_algorithm_are_shown():
     default = "default for 4 recurrences"
+
+    def of_all(algorithm: str) -> list[Row]:
+        return [
+            Row(f"option {algorithm} {name.lower()}", True, f"{value} ({default})") for name, value in OF_ALL.items()
+        ]
+
     assert list(doctor.options(config(4))) == [
         Row("option TRUNC d1", True, f"1 ({default})"),
         Row("option TRUNC block_size", True, f"4 ({default})"),
         Row("option TRUNC draft_threshold", True, f"0.0 ({default})"),
+        *of_all("TRUNC"),
         Row("option LOOPSPEC_SINGLE d1", True, f"1 ({default})"),
         Row("option LOOPSPEC_SINGLE max_width", True, f"16 ({default})"),
         Row("option LOOPSPEC_SINGLE min_survival", True, f"0.02 ({default})"),
+        *of_all("LOOPSPEC_SINGLE"),
         Row("option LOOPSPEC_DUAL d1", True, f"1 ({default})"),
         Row("option LOOPSPEC_DUAL d2", True, f"2 ({default})"),
         Row("option LOOPSPEC_DUAL max_width", True, f"16 ({default})"),
         Row("option LOOPSPEC_DUAL min_survival", True, f"0.02 ({default})"),
+        *of_all("LOOPSPEC_DUAL"),
     ]
 
 

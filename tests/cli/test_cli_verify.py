@@ -94,6 +94,11 @@ class TestVerify:
         assert verify.run(options(), console) == 1
         assert "out of balance: 2 slots" in console.export_text()
 
+    def test_relaxed_acceptance_fails_although_the_texts_agree(self, options, console, monkeypatch):
+        monkeypatch.setenv("FAKE_OPTIONS", '{"relax_top": 1, "relax_tau": 0.3}')
+        assert verify.run(options(), console) == 1
+        assert "relax_tau is 0.3: only 1 is lossless" in console.export_text()
+
     def test_server_that_does_not_start(self, options, console, monkeypatch):
         monkeypatch.setenv("FAKE_FAIL", "d1 is 9, but this model has 4 recurrences.")
         assert verify.run(options(), console) == verify.CANNOT_CHECK
@@ -161,6 +166,10 @@ def test_warm_passes_follow_a_flush():
         ({}, 0),
         ({"speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0}, 0),
         ({"speculative_accept_threshold_single": 0.9, "speculative_accept_threshold_acc": 1.0}, 1),
+        ({"internal_states": [{}]}, 0),
+        ({"internal_states": [{"sglang_trunc": {"options": {"relax_top": 1, "relax_tau": 1.0}}}]}, 0),
+        ({"internal_states": [{"sglang_trunc": {"options": {"relax_top": 4, "relax_tau": 1.0}}}]}, 1),
+        ({"internal_states": [{"sglang_trunc": {"options": {"relax_top": 4, "relax_tau": 0.5}}}]}, 2),
     ],
 )
 def test_relaxed_acceptance_is_named(info, problems):

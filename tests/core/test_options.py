@@ -26,7 +26,7 @@ from sglang_trunc.core.resolve import resolve_options
 ROOT = Path(__file__).parents[2]
 SHAPE = ModelShape("OuroForCausalLM", 64, 2, 4, 300, 2)
 TRUNC, SINGLE, DUAL = OPTIONS
-OF_ALL = ["sampling_policy", "relax_top", "relax_tau"]
+OF_ALL = ["sampling_policy", "relax_top", "relax_tau", "lookup", "lookup_min_match"]
 NAMES_OF_ALL = ", ".join(OF_ALL)
 VARIABLE = "environment variable SGLANG_TRUNC_"
 OVERRIDE = "--json-model-override-args"
@@ -430,7 +430,8 @@ def test_override_must_be_an_object(algorithm, override):
 def test_unknown_variables_with_the_prefix_are_named(algorithm):
     assert refusal(env={"SGLANG_TRUNC_DEPTH": "2"}, algorithm=algorithm, other_env=["SGLANG_TRUNC_X"]) == (
         "Environment variable SGLANG_TRUNC_DEPTH is '2', but the plugin reads only SGLANG_TRUNC_BLOCK_SIZE, "
-        "SGLANG_TRUNC_D1, SGLANG_TRUNC_D2, SGLANG_TRUNC_DRAFT_THRESHOLD, SGLANG_TRUNC_MAX_WIDTH, "
+        "SGLANG_TRUNC_D1, SGLANG_TRUNC_D2, SGLANG_TRUNC_DRAFT_THRESHOLD, SGLANG_TRUNC_LOOKUP, "
+        "SGLANG_TRUNC_LOOKUP_MIN_MATCH, SGLANG_TRUNC_MAX_WIDTH, "
         "SGLANG_TRUNC_MIN_SURVIVAL, SGLANG_TRUNC_RELAX_TAU, SGLANG_TRUNC_RELAX_TOP, SGLANG_TRUNC_SAMPLING_POLICY, "
         "SGLANG_TRUNC_X."
     )
@@ -569,6 +570,8 @@ def test_table_says_what_text_and_tied_options_accept():
         "seeded or residual",
         "an integer from 1 to 64; only 1 where sampling_policy is residual",
         "a number from 0 to 1; only 1 where sampling_policy is residual",
+        "an integer from 0 to 64",
+        "an integer from 1 to 32",
     ]
 
 

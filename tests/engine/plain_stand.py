@@ -11,7 +11,7 @@ from torch import Tensor
 from sglang_trunc.core.looped import Nodes
 from sglang_trunc.engine.lanes import SGLangLanes
 from sglang_trunc.engine.rows import RowRunner
-from tests.engine.sampling_stand import stock_choice
+from tests.engine.sampling_stand import emit, stock_choice
 from tests.engine.stand import lane_attention, small_pool
 
 
@@ -31,9 +31,9 @@ def plain_decoding(model, prompt: Sequence[int], wanted: int, req: Any = None) -
         lanes.advance(node, 0, lanes.recurrences)
         if position == len(tokens) - 1:
             logits = lanes.readout(node)[0]
-            if req is not None:
-                req.output_ids = tokens[len(prompt) :]
             tokens.append(int(logits.argmax()) if req is None else stock_choice(req, logits))
+            if req is not None:
+                emit(req, tokens[-1:])
         elif model.shape.coda:
             lanes.readout(node)  # it writes K/V, too
     return tokens[len(prompt) :], [buffer[1:most] for buffer in (*pool.k_buffer, *pool.v_buffer)]

@@ -73,6 +73,14 @@ def request(
     return req
 
 
+def emit(req: Any, tokens: Sequence[int]) -> None:
+    """What the scheduler does with committed tokens."""
+    req.output_ids = [*req.output_ids, *tokens]
+    for token in tokens:
+        if req.grammar is not None and not req.grammar.is_terminated():
+            req.grammar.accept_token(token)
+
+
 def with_output(req: Any, output: Sequence[int], grammar: Any = None) -> types.SimpleNamespace:
     """The same request after it has emitted other tokens."""
     twin = types.SimpleNamespace(**{**vars(req), "output_ids": list(output), "grammar": grammar})

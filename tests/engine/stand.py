@@ -103,11 +103,11 @@ class Stand:
         drafts are made to be, by position in its answer."""
         from sglang_trunc.engine.choosing import BatchChooser, ChainChooser
         from sglang_trunc.engine.outputs import Outputs
-        from tests.engine.sampling_stand import sampling_info, stock_choice
+        from tests.engine.sampling_stand import emit, sampling_info, stock_choice
 
         outputs = Outputs()
         for row, req in zip(self.rows.tolist(), reqs, strict=True):
-            req.output_ids = [stock_choice(req, prefill(self.lanes, row, req.origin_input_ids))]
+            emit(req, [stock_choice(req, prefill(self.lanes, row, req.origin_input_ids))])
             outputs.begin(req)
         while min(len(req.output_ids) for req in reqs) < length:
             committed = torch.tensor([len(req.origin_input_ids) + len(req.output_ids) - 1 for req in reqs])
@@ -125,6 +125,6 @@ class Stand:
             roots = torch.tensor([req.output_ids[-1] for req in reqs])
             run = trunc_round(self.lanes, roots, [options.block_size] * len(reqs), options, self.counters, choose)
             for req, tokens, count in zip(reqs, run.tokens.tolist(), run.lengths.tolist(), strict=True):
-                req.output_ids += tokens[:count]
+                emit(req, tokens[:count])
                 outputs.extend(req.rid, tokens[:count])
         return [req.output_ids[:length] for req in reqs]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from sglang_trunc.core.pipeline import Schedule
-from sglang_trunc.core.pipeline_round import choose_greedily
 from sglang_trunc.engine.rows import RowRunner
 from sglang_trunc.engine.warm_start import PrefillRiders
 from sglang_trunc.reference.tiny import FAMILIES
+from tests.engine.sampling_stand import stock_choice
 from tests.engine.tree_stand import TreeStand
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
@@ -40,7 +40,7 @@ def prefill_with_riders(stand: TreeStand, *keys: int, begin: int = 0) -> None:
         pipeline.watch(key, request.row, position, request.tokens[-1], slot, request.last)
         end += len(request.tokens) - begin
         last[key] = end - 1
-    riders, attend = PrefillRiders(stand.engine, pipeline, last, choose_greedily), runner.attend(rows)
+    riders, attend = PrefillRiders(stand.engine, pipeline, last, stand.chooser(keys)), runner.attend(rows)
     state = model.embed(torch.tensor(tokens), rows.positions, attend)
     for step in range(runner.recurrences):
         runner.begin_step(rows)
@@ -48,7 +48,7 @@ def prefill_with_riders(stand: TreeStand, *keys: int, begin: int = 0) -> None:
         runner.end_step(rows)
     logits = model.logits(model.readout(state, rows.positions, attend))
     for key, row in last.items():
-        token = int(logits[row].argmax())
+        token = stock_choice(stand.requests[key].req, logits[row])
         pipeline.answer(key, token)
         stand.prefilled(key, token)
 

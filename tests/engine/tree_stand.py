@@ -27,7 +27,7 @@ from sglang_trunc.engine.slots import tokens_per_round
 from sglang_trunc.engine.tree_lanes import TreeLanes
 from tests.core.pipeline_stand import contents
 from tests.engine import sampling_stand
-from tests.engine.sampling_stand import sampling_info, stock_choice
+from tests.engine.sampling_stand import emit, sampling_info, stock_choice
 from tests.engine.stand import lane_attention, prefill, small_pool
 
 BUCKETS = (4, 8, 16, 32)
@@ -163,7 +163,6 @@ class TreeStand:
     def prefilled(self, key: int, token: int | None = None) -> None:
         """A prefill gives its request's next token; without one it is done here."""
         request = self.requests[key]
-        request.req.output_ids = request.answer
         self.outputs.begin(request.req)
         if token is None:
             token = stock_choice(request.req, prefill(self.prefiller, request.row, request.tokens))
@@ -250,7 +249,7 @@ class TreeStand:
 
     def _emit(self, request: Request, tokens: Sequence[int]) -> None:
         request.tokens += tokens
-        request.req.output_ids = request.answer
+        emit(request.req, tokens)
         self.outputs.extend(request.req.rid, tokens)
 
     def _seat(self, request: Request) -> None:

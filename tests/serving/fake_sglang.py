@@ -53,7 +53,9 @@ class Model:
         values[best + 1] = BEST_LOGIT - self.swaps.get(len(prefix), 5.0)
         return values
 
-    def choose(self, prefix: list[int], values: list[float], speculative: bool) -> int:
+    def choose(self, prefix: list[int], speculative: bool, values: list[float] | None = None) -> int:
+        """``values``: logits in the place of the prefix's own."""
+        values = values or self.logits(prefix)
         ranked = sorted(range(VOCABULARY), key=lambda token: -values[token])
         return ranked[1 if speculative and len(prefix) in self.swaps else 0]
 
@@ -186,7 +188,7 @@ class Decode:
             request = SimpleNamespace(origin_input_ids=self.ids, output_ids=self.out)
             pickle.loads(name)()(rows, [{**self.body["sampling_params"]["custom_params"], "__req__": request}])
             logits = rows.values[0]
-        self.out.append(model.choose(prefix, logits, self.settings.speculative))
+        self.out.append(model.choose(prefix, self.settings.speculative, logits))
         values = log_softmax(logits)
         ranked = sorted(range(VOCABULARY), key=lambda t: -values[t])
         self.tops.append([[values[t], t, None] for t in ranked[: self.body.get("top_logprobs_num", 0)]])

@@ -1,7 +1,5 @@
 """The HTTP client against the fake server: answers, streams, refusals, order under concurrency."""
 
-import json
-
 import pytest
 from fake_sglang import FakeSGLang, Model, Settings, log_softmax
 
@@ -88,7 +86,8 @@ def test_top_logprobs_best_first(plain):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_refusal_carries_the_servers_sentence(speculative, stream):
-    _, client = speculative
+    server, client = speculative
+    server.settings.refused = "frequency_penalty"
     with pytest.raises(RequestRefused, match="frequency_penalty is refused") as refusal:
         client.generate([1], sampling={"frequency_penalty": 0.5}, stream=stream)
     assert refusal.value.status == 400
@@ -130,7 +129,3 @@ def test_probe_learns_the_size_of_a_logit(plain):
 @pytest.mark.parametrize(("used", "spare"), [((), 0), ((0,), 1), ((0, 1, 3), 2)])
 def test_probe_takes_a_token_nobody_uses(used, spare):
     assert probe.spare_token(set(used)) == spare
-
-
-def test_probe_names_the_processor_by_reference():
-    assert b"sglang_trunc.serving.probe" in bytes.fromhex(json.loads(probe.serialized())["callable"])

@@ -1,0 +1,1 @@
+"""Scores and speeds of served models, resumable, plain decoding beside every schedule."""
