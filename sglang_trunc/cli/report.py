@@ -148,6 +148,8 @@ def print_matrix(console: Console, matrix: Matrix) -> None:
     for one in matrix.failures[:MOST_SHOWN]:
         where = f"{one.algorithm}, {one.case}, prompt {one.prompt}, concurrency {one.concurrency}"
         console.print(f"{where}: {one.said}", style="red", markup=False)
+    if len(matrix.failures) > MOST_SHOWN:
+        console.print(f"and {len(matrix.failures) - MOST_SHOWN} more", style="red")
     kinds = ", ".join(f"{index} {prompt.kind}" for index, prompt in enumerate(matrix.prompts))
     levels = ", ".join(str(level) for level in dict.fromkeys(one.concurrency for one in matrix.outcomes))
     console.print(f"prompts: {kinds}; concurrency {levels}; text, counts, finish reasons and logprobs compared")

@@ -20,12 +20,13 @@ this package's.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sglang_trunc.core.counters import PipelineCounters
 from sglang_trunc.core.cycle_cost import CycleCost
 from sglang_trunc.core.id_bank import IdBank
 from sglang_trunc.core.lane_tree import KNOWN, LOOKUP, Lane, LaneTree, Move, Proposal
+from sglang_trunc.core.lookahead import Lookahead, LookupSource
 from sglang_trunc.core.survival import Standing, SurvivalEstimator
 from sglang_trunc.core.width_budget import share_out
 
@@ -51,17 +52,6 @@ class Choice(NamedTuple):
 
     token: int
     probability: float  # of that token, at that depth
-
-
-class LookupSource(Protocol):
-    """Continuations of requests' texts, by earlier occurrences (``lookups``)."""
-
-    def commit(self, key: Hashable, token: int) -> None:
-        """A request's text is one token longer."""
-
-    def continuation(self, key: Hashable, path: Sequence[int], most: int) -> tuple[Sequence[int], float]:
-        """What may follow a request's text and the tokens of ``path`` behind it: at most ``most`` tokens, best guess,
-        and a number in [0, 1) that says how good the match is."""
 
 
 class Commit(NamedTuple):
@@ -91,8 +81,7 @@ class Pipeline:
         self.estimator = SurvivalEstimator()
         self.exchange = exchange
         self.cost: CycleCost | None = None  # decides the width, where it is known
-        self._lookups = lookups if schedule.lookup else None
-        self._fresh: list[tuple[LaneTree, Lane]] = []  # lanes that have started and may bring a continuation along
+        self.lookahead = Lookahead(schedule, lookups, self.estimator, counters)
         self._state_rows = state_rows
         self.reset(branch_slots)
 
@@ -123,7 +112,7 @@ class Pipeline:
         self.leave(key)
         tree = self.join(key, request_row)
         tree.reserve(position, reserved, end)
-        self._fresh.append((tree, tree.plant(token, position)))
+        self.lookahead.note(tree, tree.plant(token, position))
         self.counters.cold_starts += 1
         return None
 
@@ -142,8 +131,7 @@ class Pipeline:
         root = tree.root
         assert root is not None
         self._learn(root, token)
-        if self._lookups is not None:
-            self._lookups.commit(key, token)
+        self.lookahead.commit(key, token)
         right = next((p.running for p in root.proposals if p.token == token), None)
         if right is None:
             self._count_dropped([lane for lane in tree.clear() if lane is not root])
@@ -167,7 +155,7 @@ class Pipeline:
         """Cut the trees to the budget after arrivals."""
         if sum(len(tree.lanes) for tree in self.trees.values()) > self.schedule.max_width:
             self._share_out()
-        self._look_ahead()
+        self.lookahead.start(self.trees.values(), self.cost)
 
     def lanes(self, keys: Collection[Hashable] | None = None) -> list[Lane]:
         """Lanes to be advanced by d1 steps, of these requests or all: by request, oldest first. New ones stand at 0."""
@@ -212,7 +200,7 @@ class Pipeline:
                     moves.append(move)
         assert not any(lane.alive for lane in finals), "a lane reached full depth before its parent"
         self._share_out()
-        self._look_ahead()
+        self.lookahead.start(self.trees.values(), self.cost)
         return commits, moves
 
     # Within a cycle.
@@ -227,16 +215,16 @@ class Pipeline:
         if lane.depth == self.schedule.recurrences:
             return True
         proposes = lane.depth in (self.schedule.d1, self.schedule.d2)
-        return proposes and lane.position < tree.limit and (spare > 0 or self._awaits_screening(lane))
-
-    def _awaits_screening(self, lane: Lane) -> bool:
-        return lane.depth == self.schedule.d1 and any(proposal.depth == LOOKUP for proposal in lane.proposals)
+        return proposes and lane.position < tree.limit and (spare > 0 or self.lookahead.awaits_screening(lane))
 
     def _propose(self, tree: LaneTree, lane: Lane, choice: Choice) -> None:
         """Record what a lane proposes at its depth."""
         self.counters.proposed[lane.depth] += 1
-        if self._awaits_screening(lane) and self._screen(tree, lane, choice):
-            return
+        if self.lookahead.awaits_screening(lane):
+            agrees, dropped = self.lookahead.screen(tree, lane, choice)
+            self._count_dropped(dropped)
+            if agrees:
+                return
         first = lane.proposals[0] if lane.proposals else None
         if first is not None and first.token == choice.token:
             first.standing = Standing.CONFIRMED
@@ -246,30 +234,11 @@ class Pipeline:
         standing = Standing.OPEN if lane.depth == self.schedule.d1 else Standing.SECOND
         lane.proposals.append(Proposal(lane.depth, choice.token, choice.probability, standing))
 
-    def _screen(self, tree: LaneTree, lane: Lane, choice: Choice) -> bool:
-        """Whether d1 agrees with what was looked up. If not, its lanes go at once."""
-        agrees = False
-        for proposal in [proposal for proposal in lane.proposals if proposal.depth == LOOKUP]:
-            if proposal.token == choice.token:
-                proposal.depth, proposal.probability = lane.depth, choice.probability
-                proposal.standing = Standing.OPEN
-                agrees = True
-                continue
-            lane.proposals.remove(proposal)
-            assert proposal.match is not None
-            self.estimator.observe([(Standing.LOOKED_UP, proposal.match, False)])
-            if (looked_up := proposal.running) is not None:
-                dropped = tree.keep(lambda other, gone=looked_up: other is not gone)  # type: ignore[misc]
-                self.counters.screened_out += len(dropped)
-                self._count_dropped(dropped)
-        return agrees
-
     def _commit(self, tree: LaneTree, token: int) -> Move | None:
         root = tree.root
         assert root is not None
         self._learn(root, token)
-        if self._lookups is not None:
-            self._lookups.commit(tree.key, token)
+        self.lookahead.commit(tree.key, token)
         right = next((p for p in root.proposals if p.token == token), None)
         if root.position + 1 >= tree.end:
             self.counters.ended += 1
@@ -281,7 +250,7 @@ class Pipeline:
         self._count_dropped(dropped)
         if successor is None:
             assert tree.root is not None
-            self._fresh.append((tree, tree.root))
+            self.lookahead.note(tree, tree.root)
         return move
 
     def _learn(self, root: Lane, token: int) -> None:
@@ -314,37 +283,7 @@ class Pipeline:
                 lane = tree.grow(parent, proposal)
                 lane.survival = survival
                 self.counters.drafted[proposal.depth] += 1
-                self._fresh.append((tree, lane))
-
-    def _look_ahead(self) -> None:
-        """Looked-up lanes beside those that have just started, the likeliest first, while there are rows for them."""
-        fresh, self._fresh = self._fresh, []
-        if self._lookups is None:
-            return
-        fresh.sort(key=lambda pair: -pair[1].survival)
-        for tree, lane in fresh:
-            room = self.schedule.max_width - sum(len(tree.lanes) for tree in self.trees.values())
-            most = min(self.schedule.lookup, room, tree.limit - lane.position)
-            if lane.alive and most > 0:
-                self._chain(tree, lane, *self._lookups.continuation(tree.key, tree.tokens_to(lane), most))
-
-    def _chain(self, tree: LaneTree, lane: Lane, tokens: Sequence[int], match: float) -> None:
-        """Start the looked-up continuation of a lane, as much of it as is worth its rows."""
-        chance = self.estimator.estimate(Standing.LOOKED_UP, match)
-        survivals = [lane.survival * chance**ahead for ahead in range(1, len(tokens) + 1)]
-        if self.cost is not None:
-            running = [other for tree in self.trees.values() for other in tree.lanes]
-            roots = sum(other.parent is None for other in running)
-            value = sum(other.survival for other in running)
-            tokens = tokens[: self.cost.gains(len(running), roots, value, survivals)]
-        for token, survival in zip(tokens, survivals, strict=False):
-            if survival < self.schedule.min_survival or not tree.can_branch(lane.position + 1):
-                return
-            proposal = Proposal(LOOKUP, token, match, Standing.LOOKED_UP, match=match)
-            lane.proposals.append(proposal)
-            lane = tree.grow(lane, proposal)
-            lane.survival = survival
-            self.counters.drafted[LOOKUP] += 1
+                self.lookahead.note(tree, lane)
 
     def _count_dropped(self, lanes: Sequence[Lane]) -> None:
         self.counters.lanes_dropped += len(lanes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import xgrammar
+from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler, apply_custom_logit_processor
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
@@ -33,6 +35,27 @@ class Picky(CustomLogitProcessor):
 
     def __call__(self, logits: Tensor, params: list[dict[str, Any]]) -> Tensor:
         return logits + torch.tensor([[param["add"]] for param in params]) * torch.arange(logits.shape[1])
+
+
+def grammar_of(words: Sequence[str], regex: str) -> Callable[..., XGrammarGrammar]:
+    """``made(tokens)``: SGLang's object behind these tokens. A token a word; the first ends the text."""
+    info = xgrammar.TokenizerInfo(list(words), vocab_size=len(words), stop_token_ids=[0])
+    compiled = xgrammar.GrammarCompiler(info).compile_regex(regex)
+
+    def made(tokens: Sequence[int] = ()) -> XGrammarGrammar:
+        matcher = xgrammar.GrammarMatcher(compiled, max_rollback_tokens=MAX_ROLLBACK_TOKENS)
+        grammar = XGrammarGrammar(matcher, len(words), compiled, None, regex)
+        accept(grammar, tokens)
+        return grammar
+
+    return made
+
+
+def accept(grammar: Any, tokens: Sequence[int]) -> None:
+    """As the scheduler does with what has been committed: behind its end a grammar takes nothing."""
+    for token in tokens:
+        if not grammar.is_terminated():
+            grammar.accept_token(token)
 
 
 class Batch:
@@ -76,9 +99,8 @@ def request(
 def emit(req: Any, tokens: Sequence[int]) -> None:
     """What the scheduler does with committed tokens."""
     req.output_ids = [*req.output_ids, *tokens]
-    for token in tokens:
-        if req.grammar is not None and not req.grammar.is_terminated():
-            req.grammar.accept_token(token)
+    if req.grammar is not None:
+        accept(req.grammar, tokens)
 
 
 def with_output(req: Any, output: Sequence[int], grammar: Any = None) -> types.SimpleNamespace:

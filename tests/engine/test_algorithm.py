@@ -152,7 +152,12 @@ def test_algorithm_option_is_refused_with_its_source(args, monkeypatch, environm
         ("SINGLE", {"D1": "4"}, None, "but must be a divisor of R = 4 below it: 1, 2."),
         ("SINGLE", {}, {"trunc": {"d1": 3}}, "d1 is 3 (from --json-model-override-args), but must be a divisor"),
         ("SINGLE", {"D2": "2"}, None, "d2 is not an option of LOOPSPEC_SINGLE (environment variable SGLANG_TRUNC_D2);"),
-        ("SINGLE", {"BLOCK_SIZE": "4"}, None, "its options are d1, max_width, min_survival, sampling_policy, relax_top, relax_tau,"),
+        (
+            "SINGLE",
+            {"BLOCK_SIZE": "4"},
+            None,
+            "its options are d1, max_width, min_survival, sampling_policy, relax_top, relax_tau,",
+        ),
         ("SINGLE", {}, {"total_ut_steps": 1}, "R is 1, but LOOPSPEC_SINGLE needs at least 2"),
         ("SINGLE", {"MAX_WIDTH": "0"}, None, "max_width is 0 (from environment variable SGLANG_TRUNC_MAX_WIDTH)"),
         ("DUAL", {"D1": "2"}, None, "but must be a divisor of R = 4 below R / 2, so that d2 fits between d1 and R: 1."),

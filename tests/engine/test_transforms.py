@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-import xgrammar
-from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from torch import Tensor
 
 from sglang_trunc.engine.outputs import Outputs
 from sglang_trunc.engine.transforms import RequestView, Transforms, abort_for_processor, run_processor
-from tests.engine.sampling_stand import Mirror, Picky, request, sampling_info, stock_logits, with_output
+from tests.engine.sampling_stand import (
+    Mirror,
+    Picky,
+    grammar_of,
+    request,
+    sampling_info,
+    stock_logits,
+    with_output,
+)
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
 
@@ -52,18 +59,7 @@ PROMPT = [3, 5, 9]
 @pytest.fixture(scope="module")
 def grammar() -> Callable[..., XGrammarGrammar]:
     """``grammar(tokens)``: SGLang's object, behind these tokens."""
-    info = xgrammar.TokenizerInfo(WORDS, vocab_size=VOCABULARY, stop_token_ids=[0])
-    compiled = xgrammar.GrammarCompiler(info).compile_regex(REGEX)
-
-    def make(tokens=()) -> XGrammarGrammar:
-        matcher = xgrammar.GrammarMatcher(compiled, max_rollback_tokens=MAX_ROLLBACK_TOKENS)
-        made = XGrammarGrammar(matcher, VOCABULARY, compiled, None, REGEX)
-        for token in tokens:
-            if not made.is_terminated():
-                made.accept_token(token)
-        return made
-
-    return make
+    return grammar_of(WORDS, REGEX)
 
 
 def random_logits(rows: int, seed: int) -> Tensor:

@@ -145,11 +145,17 @@ class TreeStand:
 
     def place(self, prompt: Sequence[int], wanted: int, **sampling: Any) -> int:
         """A new request, not prefilled yet; its key."""
-        key = len(self.requests)
-        req = sampling_stand.request(f"request {key}", prompt, wanted, **sampling)
-        self.requests.append(Request(list(prompt), len(prompt), wanted, req=req))
+        return self._place(sampling_stand.request(f"request {len(self.requests)}", prompt, wanted, **sampling))
+
+    def enter(self, req: Any) -> None:
+        """A new request that ``sampling_stand`` has made, prefilled."""
+        self.prefilled(self._place(req))
+
+    def _place(self, req: Any) -> int:
+        prompt = list(req.origin_input_ids)
+        self.requests.append(Request(prompt, len(prompt), req.sampling_params.max_new_tokens, req=req))
         self._seat(self.requests[-1])
-        return key
+        return len(self.requests) - 1
 
     def submit(self, prompt: Sequence[int], wanted: int, **sampling: Any) -> None:
         """A new request, prefilled."""
