@@ -199,7 +199,7 @@ def _visible(answer: Mapping[str, Any], floats: Sequence[str]) -> dict[str, Any]
     seen = {name: meta[name] for name in floats if meta.get(name) is not None}
     if "hidden_states" in seen:
         seen["hidden_states"] = _behind_tokens(seen["hidden_states"])
-    counts = {name: meta[name] for name in ("prompt_tokens", "completion_tokens")}
+    counts = {name: meta.get(name) for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens")}
     return {
         "output_ids": answer["output_ids"],
         "text": answer["text"],

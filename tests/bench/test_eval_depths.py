@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from sglang_trunc.reference.checkpoint import load_checkpoint
 from sglang_trunc.reference.decode import first_argmax, greedy
 
+pytestmark = pytest.mark.slow  # starts many processes
+
 app = Typer()
 app.command()(command.depth)
 PROMPT, NEW = list(range(5, 17)), 9

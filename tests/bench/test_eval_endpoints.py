@@ -13,6 +13,8 @@ from sglang_trunc.serving.client import RequestRefused
 from sglang_trunc.serving.server import ServerError
 from tests.bench.eval_openai_server import OpenAI
 
+pytestmark = pytest.mark.slow  # starts many processes
+
 
 def question(**changes):
     defaults = {"prompt": "Q: 6 * 7?", "messages": (), "style": Style.BASE, "max_new_tokens": 8, "stop": ("Q:",),

@@ -16,6 +16,8 @@ from evaluation.tasks import catalogue
 from fake_sglang import FakeSGLang, Model, Settings
 from rich.console import Console
 
+pytestmark = pytest.mark.slow  # starts many processes
+
 ANSWER = Answer("x", [1], 1, 1, "stop", 0.0, 0.1, 0.2, [(0.1, 1)], True, None)
 
 

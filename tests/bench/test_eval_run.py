@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from tests.bench.eval_openai_server import OpenAI
 
+pytestmark = pytest.mark.slow  # starts many processes
+
 app = Typer()
 app.command()(command.run)
 QUESTIONS = ["How many legs have two cats?", "And three hens, in all?", "A cart has 4 wheels. How many have 6 carts?"]

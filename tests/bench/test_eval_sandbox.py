@@ -14,6 +14,8 @@ from evaluation import sandbox
 from evaluation.jail import processes
 from evaluation.sandbox import Budget, Program
 
+pytestmark = pytest.mark.slow  # starts many processes
+
 TEST = """
 def check(candidate):
     assert candidate(1, 2) == 3

@@ -21,6 +21,7 @@ from sglang_trunc.core.pipeline import Pipeline
 from sglang_trunc.core.residual import ResidualMemory
 from sglang_trunc.engine.cascades import Cascade
 from sglang_trunc.engine.choosing import BatchChooser
+from sglang_trunc.engine.lookahead import MAX_MATCH, RequestLookups
 from sglang_trunc.engine.outputs import Outputs
 from sglang_trunc.engine.pipeline_worker import PipelineWorker
 from sglang_trunc.engine.slots import last_position, tokens_per_round
@@ -151,9 +152,11 @@ class TableServer:
         self.reqs = list(reqs)
         self.texts = [[*req.origin_input_ids, *req.output_ids] for req in reqs]
         table = torch.arange(1, 1 + len(reqs) * CONTEXT, dtype=torch.int64).view(-1, CONTEXT)
-        self.worker = self._trunc() if isinstance(options, TruncOptions) else self._pipeline(table)
+        lookups = RequestLookups(options.lookup_min_match, max(MAX_MATCH, options.lookup_min_match))
+        self.worker = self._trunc() if isinstance(options, TruncOptions) else self._pipeline(table, lookups)
         self.worker.options = options
-        self.worker.outputs = Outputs()
+        self.worker.outputs = Outputs(all_of_them=options.lookup > 0)
+        self.worker.lookups = lookups
         self.worker.stride = tokens_per_round(options, FULL_DEPTH)
         self.lanes = self.worker.lanes
         for req in reqs:
@@ -167,7 +170,7 @@ class TableServer:
         worker.lanes = TableChains(self.tables, len(self.reqs), self.options.block_size)
         return worker
 
-    def _pipeline(self, table: Tensor) -> PipelineWorker:
+    def _pipeline(self, table: Tensor, lookups: RequestLookups) -> PipelineWorker:
         worker, options = PipelineWorker.__new__(PipelineWorker), self.options
         worker.options = options
         worker.model = types.SimpleNamespace(shape=types.SimpleNamespace(recurrences=FULL_DEPTH))
@@ -175,7 +178,8 @@ class TableServer:
         worker.lanes = TableLanes(self.tables, table, options.max_width)
         capacity = options.max_width + len(self.reqs)
         schedule = worker._schedule()
-        worker.pipeline = Pipeline(schedule, worker.lanes.runner.pool.branch_slots, capacity, worker.counters)
+        slots = worker.lanes.runner.pool.branch_slots
+        worker.pipeline = Pipeline(schedule, slots, capacity, worker.counters, True, lookups)
         if options.sampling_policy == RESIDUAL:
             worker._cascade = Cascade(ResidualMemory(capacity * (schedule.cycles + 1)))
         return worker
