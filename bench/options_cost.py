@@ -100,7 +100,7 @@ def main(
     tokens: Annotated[int, typer.Option(min=8, help="Tokens of an answer; grammars may end it earlier.")] = 48,
     prompt_len: Annotated[int, typer.Option(min=1, help="Tokens.")] = 200,
     threads: Annotated[int, typer.Option(min=1, help="OMP_NUM_THREADS of the server.")] = 1,
-    only: Annotated[str, typer.Option(help="Names of options, comma separated; all if left out.")] = "",
+    only: Annotated[str, typer.Option(help="Names of cases, separated by semicolons; all if left out.")] = "",
     out: Annotated[Path | None, typer.Option(help="JSON.")] = None,
 ) -> None:
     """Time a round beside the model, option by option."""
@@ -111,8 +111,8 @@ def main(
         levels = [int(level) for level in concurrency.split(",")]
         texts = prompt_text.tokenised(prompt_text.corpus("mixed"), client.tokenize)
         prompts = prompt_text.cut(texts, prompt_len, max(levels))
-        every = cases(client.generate(prompts[0], max_new_tokens=32, ignore_eos=True))
-        wanted = [case for case in every if case.name != "greedy" and (not only or case.name in only.split(","))]
+        every = cases(prompts[0], client.generate(prompts[0], max_new_tokens=32, ignore_eos=True))
+        wanted = [case for case in every if case.name != "greedy" and (not only or case.name in only.split(";"))]
         for level in levels:
             results += measured(server, wanted, prompts[:level], level, tokens)
     show(console, results)

@@ -42,6 +42,7 @@ _TAG = {
     "type": "structural_tag",
     "format": {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</a>"},
 }
+IMPOSSIBLE = -3.4e38  # at or below it are the logprobs of forbidden tokens, which SGLang clamps to float32's lowest
 _FLOATS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "hidden_states")
 
 
@@ -199,6 +200,8 @@ def _visible(answer: Mapping[str, Any], floats: Sequence[str]) -> dict[str, Any]
     seen = {name: meta[name] for name in floats if meta.get(name) is not None}
     if "hidden_states" in seen:
         seen["hidden_states"] = _behind_tokens(seen["hidden_states"])
+    if "output_top_logprobs" in seen:
+        seen["output_top_logprobs"] = [_possible(best) for best in seen["output_top_logprobs"]]
     counts = {name: meta.get(name) for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens")}
     return {
         "output_ids": answer["output_ids"],
@@ -213,6 +216,11 @@ def _behind_tokens(states: Sequence[Any]) -> list[list[float]]:
     """The state that each token was chosen from. The first entry holds those of the whole prefill, whose length
     depends on what the prefix cache had."""
     return [entry[-1] if isinstance(entry[0], list) else entry for entry in states]
+
+
+def _possible(best: Sequence[Any]) -> list[Any]:
+    """Of the best tokens those that can come at all. Which of the others are named depends on a sort of equal values."""
+    return [entry for entry in best if entry[0] is not None and entry[0] > IMPOSSIBLE]
 
 
 class Parting(NamedTuple):

@@ -132,6 +132,7 @@ def request_stub(tiny_checkpoint) -> Callable[..., types.SimpleNamespace]:
             custom_logit_processor=None,
             return_hidden_states=False,
             input_embeds=None,
+            customized_info=None,
         )
 
     return make

@@ -96,13 +96,14 @@ class TableLanes(TreeLanes):
         pool = types.SimpleNamespace(branch_slots=range(FIRST_BRANCH, FIRST_BRANCH + branches), page_size=1)
         super().__init__(types.SimpleNamespace(req_to_token=table, pool=pool))
         self.tables = tables
-        self.text: dict[int, list[int]] = {}  # request row -> all tokens but the root
+        self.texts: dict[int, dict[int, list[int]]] = {}  # request row -> length -> what a root may stand behind
         self.paths: dict[Lane, list[int]] = {}  # all tokens up to a lane's own
         self.read: list[list[int]] = []
 
     def start(self, lanes: Sequence[Lane]) -> None:
         for lane in lanes:
-            before = self.text[lane.request_row] if lane.parent is None else self.paths[lane.parent]
+            parent, texts = lane.parent, self.texts[lane.request_row]
+            before = texts[lane.position] if parent is None else self.paths[parent]
             assert len(before) == lane.position
             self.paths[lane] = [*before, lane.token]
 
@@ -113,7 +114,7 @@ class TableLanes(TreeLanes):
         self.read = [self.paths[lane] for lane in lanes]
         for lane in lanes:
             if lane.depth == FULL_DEPTH:
-                self.text[lane.request_row] = self.paths[lane]
+                self.texts[lane.request_row][len(self.paths[lane])] = self.paths[lane]
         return self.tables([lane.depth for lane in lanes], [lane.token for lane in lanes])
 
 
@@ -197,7 +198,7 @@ class TableServer:
             reserve = min(length + 2 * self.worker.stride, last_position(req) + 1)
             req.kv.kv_allocated_len = max(req.kv.kv_allocated_len, reserve)
         if isinstance(self.lanes, TableLanes):
-            self.lanes.text.update({index: self.texts[index][:-1] for index in running})
+            self.lanes.texts = {index: {len(self.texts[index]) - 1: self.texts[index][:-1]} for index in running}
         newest = torch.tensor([self.texts[index][-1] for index in running])
         batch = types.SimpleNamespace(
             reqs=reqs,

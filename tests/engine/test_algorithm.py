@@ -12,7 +12,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, CudaGraphConfig
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from sglang_trunc.core.options import OptionError
+from sglang_trunc.core.options import OPTIONS, OptionError, env_name, names_of
 from sglang_trunc.engine.algorithm import _REFUSED, LoopedAlgorithm, validate
 from sglang_trunc.engine.names import ALGORITHMS
 from sglang_trunc.engine.options import OTHER_ENVIRONMENT
@@ -24,8 +24,8 @@ every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 @pytest.fixture
 def no_options(monkeypatch):
-    for name in ("D1", "D2", "BLOCK_SIZE", "DRAFT_THRESHOLD", "MAX_WIDTH", "MIN_SURVIVAL"):
-        monkeypatch.delenv(f"SGLANG_TRUNC_{name}", raising=False)
+    for name in {name for algorithm in OPTIONS for name in names_of(algorithm)}:
+        monkeypatch.delenv(env_name(name), raising=False)
 
 
 @pytest.fixture
@@ -99,6 +99,12 @@ def test_switches_sglangs_own_graphs_off(args):
         ("speculative_num_steps", 3, "--speculative-num-steps 3 is not"),
         ("speculative_num_draft_tokens", 4, "set the algorithm's own options instead"),
         ("speculative_draft_model_path", "x", "--speculative-draft-model-path x is not"),
+        (
+            "grammar_backend",
+            "outlines",
+            "--grammar-backend outlines is not supported by --speculative-algorithm {}; "
+            "accepted: xgrammar, llguidance, none, unset.",
+        ),
         ("attention_backend", "fa3", "--attention-backend fa3 is not supported by --speculative-algorithm {}"),
         ("decode_attention_backend", "fa3", "--decode-attention-backend fa3 is not"),
     ],
@@ -152,12 +158,7 @@ def test_algorithm_option_is_refused_with_its_source(args, monkeypatch, environm
         ("SINGLE", {"D1": "4"}, None, "but must be a divisor of R = 4 below it: 1, 2."),
         ("SINGLE", {}, {"trunc": {"d1": 3}}, "d1 is 3 (from --json-model-override-args), but must be a divisor"),
         ("SINGLE", {"D2": "2"}, None, "d2 is not an option of LOOPSPEC_SINGLE (environment variable SGLANG_TRUNC_D2);"),
-        (
-            "SINGLE",
-            {"BLOCK_SIZE": "4"},
-            None,
-            "its options are d1, max_width, min_survival, sampling_policy, relax_top, relax_tau,",
-        ),
+        ("SINGLE", {"BLOCK_SIZE": "4"}, None, f"its options are {', '.join(names_of('LOOPSPEC_SINGLE'))}."),
         ("SINGLE", {}, {"total_ut_steps": 1}, "R is 1, but LOOPSPEC_SINGLE needs at least 2"),
         ("SINGLE", {"MAX_WIDTH": "0"}, None, "max_width is 0 (from environment variable SGLANG_TRUNC_MAX_WIDTH)"),
         ("DUAL", {"D1": "2"}, None, "but must be a divisor of R = 4 below R / 2, so that d2 fits between d1 and R: 1."),
@@ -182,6 +183,19 @@ def refuse_option(given, monkeypatch, environment, sentence) -> None:
         validate(given)
     assert sentence in str(caught.value)
     assert_one_sentence(caught.value)
+
+
+@every_algorithm
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("enable_deterministic_inference", True),
+        ("grammar_backend", "llguidance"),
+        ("enable_custom_logit_processor", True),
+    ],
+)
+def test_server_option_is_accepted(args, algorithm, field, value):
+    validate(args(speculative_algorithm=algorithm, **{field: value}))
 
 
 def test_override_that_is_not_json_is_refused(args):

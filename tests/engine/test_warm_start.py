@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,10 @@ from sglang_trunc.core.pipeline import Schedule
 from sglang_trunc.engine.rows import RowRunner
 from sglang_trunc.engine.warm_start import PrefillRiders
 from sglang_trunc.reference.tiny import FAMILIES
-from tests.engine.sampling_stand import stock_choice
+from sglang_trunc.reference.tokenizer import TINY_VOCAB
+from tests.engine import sampling_stand
+from tests.engine.plain_stand import plain_decoding
+from tests.engine.sampling_stand import Mirror, stock_choice
 from tests.engine.tree_stand import TreeStand
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
@@ -79,6 +84,37 @@ def test_text_and_kv_are_plain_decodings_to_the_bit(make_tree_stand, plain, fami
         check(stand, plain, family, checkpoint)
         warm += stand.counters.warm_starts
     assert warm > 3
+
+
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.9, "sampling_seed": 4, "repetition_penalty": 1.6},
+    {"min_new_tokens": 8, "stop_token_ids": list(range(0, TINY_VOCAB, 2)), "logit_bias": {"7": 1.0}},
+    {"temperature": 0.6, "top_p": 0.9, "processor": Mirror, "custom_params": {"boost": 3.0}},
+]
+
+
+def place(stand: TreeStand, number: int) -> int:
+    return stand.place(PROMPTS[number], WANTED, **SAMPLING[number])
+
+
+@pytest.mark.parametrize("family", ["ouro", "huginn"])
+def test_riders_choose_as_their_requests_want(make_tree_stand, served_model, family):
+    """Behind a prompt nothing has been emitted yet, and a rider's path begins at the prompt's last token."""
+    checkpoint, warm = {"full_depth": 4}, 0
+    model = served_model(family, **checkpoint)
+    plain = [
+        plain_decoding(model, prompt, WANTED, sampling_stand.request("r", prompt, WANTED, **sampling))[0]
+        for prompt, sampling in zip(PROMPTS, SAMPLING, strict=True)
+    ]
+    for d2, page in ((None, 1), (2, 16)):
+        stand = make_tree_stand(family, checkpoint, Schedule(4, 1, d2, 32, 0.0), page=page)
+        stand.forced = lambda key, lane: plain[key][lane.position + 1 - len(PROMPTS[key])] if lane.token % 3 else 9
+        prefill_with_riders(stand, place(stand, 0), place(stand, 1))
+        stand.round()
+        prefill_with_riders(stand, place(stand, 2))
+        assert stand.run() == plain
+        warm += stand.counters.warm_starts
+    assert warm > 2
 
 
 @pytest.mark.parametrize("page", [1, 16])

@@ -11,6 +11,7 @@ from sglang_trunc.core.counters import PipelineCounters
 from sglang_trunc.core.lane_tree import Lane
 from sglang_trunc.core.options import DualOptions
 from sglang_trunc.core.pipeline import Pipeline
+from sglang_trunc.engine.lookahead import RequestLookups
 from sglang_trunc.engine.outputs import Outputs
 from sglang_trunc.engine.pipeline_worker import PipelineWorker
 from sglang_trunc.engine.slots import tokens_per_round
@@ -60,6 +61,7 @@ def scripted_worker() -> PipelineWorker:
     bare.options = OPTIONS
     bare.stopwatch = None
     bare.outputs = Outputs()
+    bare.lookups = RequestLookups(min_match=3, max_match=16)
     bare.stride = tokens_per_round(OPTIONS, FULL_DEPTH)
     bare.model = types.SimpleNamespace(
         config=types.SimpleNamespace(vocab_size=VOCABULARY), shape=types.SimpleNamespace(recurrences=FULL_DEPTH)

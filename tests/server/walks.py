@@ -1,9 +1,9 @@
 """Walks: one visit to each of several servers, plain first, for the tests of all modules that need them.
 
-A server start costs more than what is asked of it, and plain decoding's answers are needed when the others have come. So
-the modules do not go to the servers themselves: each has a ``visit``, called once for every server of a walk, and its
-tests look at what the visits brought. Which modules are collected decides which visits are paid, so any selection of
-tests works, on any worker.
+A server start costs more than what is asked of it, and plain decoding's answers are needed when the others have come.
+So the modules do not go to the servers themselves: each has a ``visit``, called once for every server of a walk, and
+its tests look at what the visits brought. Only modules that are collected pay visits, so any selection of tests works,
+on any worker.
 """
 
 from __future__ import annotations

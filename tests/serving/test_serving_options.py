@@ -171,6 +171,15 @@ def test_states_of_prompt_tokens_do_not_count():
     assert difference([answer()], [answer(hidden_states=[[[1.0, 2.0]], [3.0, 4.0]])]) is None
 
 
+def test_forbidden_tokens_among_the_best_do_not_count():
+    """Their logprobs are equal, so which ones are named says nothing."""
+    best, forbidden = [-0.25, 7, None], -3.4028234663852886e38
+    one, other = ([[best, [forbidden, token, None]]] for token in (1, 2))
+    assert difference([answer(output_top_logprobs=one)], [answer(output_top_logprobs=other)]) is None
+    worse = [[best, [-9.0, 1, None]]]
+    assert difference([answer(output_top_logprobs=one)], [answer(output_top_logprobs=worse)]) is not None
+
+
 def test_values_can_be_left_out():
     other = answer(output_token_logprobs=[[-0.5, 4, None], [-0.5, 5, None]], hidden_states=[[[9.0, 2.0]], [3.0, 4.0]])
     assert difference([answer()], [other], values=False) is None
