@@ -219,7 +219,7 @@ def _behind_tokens(states: Sequence[Any]) -> list[list[float]]:
 
 
 def _possible(best: Sequence[Any]) -> list[Any]:
-    """Of the best tokens those that can come at all. Which of the others are named depends on a sort of equal values."""
+    """Of the best tokens those that can come at all: which others are named depends on a sort of equal values."""
     return [entry for entry in best if entry[0] is not None and entry[0] > IMPOSSIBLE]
 
 
