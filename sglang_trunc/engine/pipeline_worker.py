@@ -177,11 +177,11 @@ class PipelineWorker(LoopedWorker):
             if length >= last or not own:
                 self.pipeline.leave(req.rid)
                 continue
-            # A token past the last slot has no lane to go on with, nor has one more than a round can report; such a
-            # request starts cold in the next round.
+            # A token past the last slot has no lane to go on with; such a request starts cold in the next round. With
+            # looked-up chains, that goes for one more than a round can report, too.
             self._know_text(req, length + 1 - len(req.origin_input_ids))
-            end = min(last, length + min(len(own), self.stride))
-            move = self.pipeline.admit(req.rid, row, length, token, own, end)
+            most = min(len(own), self.stride) if self.options.lookup else len(own)
+            move = self.pipeline.admit(req.rid, row, length, token, own, min(last, length + most))
             if move is not None:
                 moves.append(move)
             running.append(req.rid)

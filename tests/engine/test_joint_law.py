@@ -114,7 +114,7 @@ def test_two_tokens_follow_the_exact_law(tables, monkeypatch, options, policy, f
     again, original = [], LaneTree.grow
     monkeypatch.setattr(LaneTree, "grow", lambda *args: again.append(args[2].lane is not None) or original(*args))
     # Arrivals push lanes out, and endings make room for them again.
-    wanted, waves = (4, 3) if "narrow" in options else (2, 1)
+    wanted, waves = (3, 3) if "narrow" in options else (2, 1)
     texts, counters = run(tables, OPTIONS[options](policy), SAMPLING[filters], wanted, waves)
     check_law(texts, law(tables, wanted, **SAMPLING[filters]))
     if "trunc" in options:

@@ -18,7 +18,7 @@ from tests.engine.sampling_stand import Mirror, grammar_of, request
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
 PROMPTS = [[5, 9, 17, 33, 250, 11, 99], [100], [7, 7, 7, 8, 8, 301, 4, 77, 13, 5, 6, 200, 8, 8]]
-WANTED = 14
+WANTED = 12
 CHECKPOINT: dict[str, dict[str, Any]] = {"ouro": {}, "huginn": {"full_depth": 4}}
 
 # Each batch mixes kinds; a prompt for each of its requests.
@@ -95,7 +95,7 @@ HOW = ("own", "right", "wrong")
 @pytest.mark.parametrize("family", CHECKPOINT)
 def test_chains(make_stand, requests_of, right, family, batch, how):
     answers = right(family, batch)
-    for options in (TruncOptions(1, 8, 0.0), TruncOptions(2, 3, 0.0), TruncOptions(1, 5, 0.01)):
+    for options in (TruncOptions(1, 8, 0.0), TruncOptions(2, 3, 0.01)):
         stand = make_stand(family, CHECKPOINT[family], width=options.block_size, requests=3)
         assert stand.answer(requests_of(batch), WANTED, options, drafts(how, answers)) == answers
         counters = stand.counters
@@ -108,9 +108,8 @@ def test_chains(make_stand, requests_of, right, family, batch, how):
 PLANS = [
     (Schedule(4, 1, None, 32, 0.0), 1),
     (Schedule(4, 1, 2, 32, 0.0), 1),
-    (Schedule(4, 1, 3, 32, 0.0), 16),
+    (Schedule(4, 1, 3, 32, 0.05), 16),
     (Schedule(4, 2, None, 5, 0.0), 16),
-    (Schedule(4, 1, 2, 7, 0.05), 1),
 ]
 
 
@@ -143,7 +142,6 @@ def test_a_text_goes_on_after_a_retraction(make_tree_stand, requests_of, right):
         stand = make_tree_stand("ouro", {}, Schedule(4, 1, 2, 32, 0.0))
         for req in requests_of(batch):
             stand.enter(req)
-        stand.round()
         for key in (0, 1):
             stand.round()
             assert stand.requests[key].running

@@ -26,6 +26,8 @@ HERE = Path(__file__).parent
 
 def setups_of(item: pytest.Item) -> tuple[Setup, ...]:
     """The setups whose servers a test uses, in that order."""
+    if HERE not in item.path.parents:
+        return ()
     params = item.callspec.params if hasattr(item, "callspec") else {}
     if "setups" in params:  # a test that goes through several servers
         return tuple(params["setups"])
