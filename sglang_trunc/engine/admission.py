@@ -47,10 +47,14 @@ def _unloadable(serialized: str) -> str | None:
 
 def check_before_queue(original, scheduler, req, is_retracted: bool = False):
     """Hook around ``Scheduler._add_request_to_queue``."""
-    if is_ours(scheduler.spec_algorithm) and not is_retracted and req.to_finish is None:
-        message = refusal(req)
-        if message is not None:
+    if is_ours(scheduler.spec_algorithm) and not is_retracted:
+        ended = req.to_finish is not None
+        if not ended and (message := refusal(req)) is not None:
             req.set_finish_with_abort(message)
+            ended = True
+        if ended:
+            # It still passes through a batch, for which SGLang would load the processor.
+            req.custom_logit_processor = None
         else:
             seeds.assign(scheduler, req)
             report_to_client(req, scheduler.draft_worker.options)
