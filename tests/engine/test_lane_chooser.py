@@ -85,7 +85,10 @@ def test_looked_up_lanes_that_reach_full_depth_together_commit_as_far_as_they_ag
         last = lane(1, 3, FULL_DEPTH, best[1], middle)
         assert [choice.token for choice in chooser([root, middle, last], logits)] == best
         committed = best if agrees else best[:1]
-        assert chooser._path(lane(1, 1 + len(committed), 1, committed[-1]), 0) == committed
+        newest = lane(1, 1 + len(committed), FULL_DEPTH, committed[-1])
+        assert chooser._path(newest, 0) == committed
+        (choice,) = chooser([newest], random_logits(1, seed=1))
+        assert chooser._path(lane(1, 2 + len(committed), 1, choice.token), 0) == [*committed, choice.token]
 
 
 def test_peeking_chooses_like_the_readout_and_leaves_no_mark():
