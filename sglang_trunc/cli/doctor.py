@@ -16,6 +16,7 @@ import platform as host
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,10 +38,7 @@ class Row:
 
 
 def run(model_path: str | None, console: Console, all_seams: bool = False) -> int:
-    # SGLang warns about absent accelerators while it is imported, and logs what the rows say.
-    logging.disable(logging.CRITICAL)
-    with console.status("loading sglang"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with console.status("loading sglang"), quiet():
         rows = [row for name, check in checks(model_path) for row in guarded(name, check)]
     console.print(table(rows, all_seams))
     broken = [row for row in rows if not row.ok]
@@ -50,6 +48,19 @@ def run(model_path: str | None, console: Console, all_seams: bool = False) -> in
     if not broken:
         console.print("Everything holds.", style="green")
     return 1 if broken else 0
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """SGLang warns about absent accelerators while it is imported, and logs what the rows say."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 Check = Callable[[], Iterable[Row]]

@@ -1,5 +1,6 @@
 """Doctor's rows and exit code, with the checks replaced or broken."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,17 @@ def test_seams_are_listed_on_request(monkeypatch, console):
     only(monkeypatch, Row("seam a.b", True, "holds"))
     doctor.run(None, console, all_seams=True)
     assert "a.b" in console.export_text()
+
+
+def test_logging_is_quiet_meanwhile_and_on_again_afterwards(monkeypatch, console, caplog):
+    def checks(model_path):
+        logging.error("heard by nobody")
+        return []
+
+    monkeypatch.setattr(doctor, "checks", checks)
+    doctor.run(None, console)
+    logging.error("heard again")
+    assert [record.message for record in caplog.records] == ["heard again"]
 
 
 def test_broken_seam_is_named_with_its_remedy(monkeypatch, console):

@@ -1,8 +1,8 @@
 """Seeded sampling: the text of a seed is plain decoding's, whatever happens around it.
 
 Fifty seeds over temperatures and filters, the three schedules, eight requests in flight; again with their prompts in
-the prefix cache and greedy requests between them; after a restart; after retractions. Requests without a seed report
-the one they got. The residual policy draws a text of its own.
+the prefix cache and greedy requests between them; after a restart. Requests without a seed report the one they got. The
+residual policy draws a text of its own. For retractions, see ``test_retracted_options``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from sglang_trunc.reference.decode import output_logits
-from sglang_trunc.serving.client import Client, Completion
+from sglang_trunc.serving.client import Client, Completion, RequestRefused
 from sglang_trunc.serving.counters import STATE_KEY
-from tests.server import test_small_pool
 from tests.server.oracle import prompt_of
 from tests.server.rules import departure
 from tests.server.setups import Setup, Trunc
@@ -209,55 +208,13 @@ def test_unseeded_texts_differ(visits):
     assert len(set(seeds)) == len(texts) == len(seeds) == 9
 
 
-# --- retraction ---
-
-SMALL = pytest.mark.parametrize(
-    "served", [test_small_pool.ROWS[0], test_small_pool.ROWS[3]], ids=lambda row: row.name, indirect=True
-)
-LONG = 100
-# Each depends on what was emitted before: through noise, counts, or a grammar's state.
-RETRACTED: tuple[dict[str, Any], ...] = (
-    {"temperature": 1.0, "sampling_seed": 5},
-    {"temperature": 0.7, "sampling_seed": 6, "top_p": 0.9},
-    {"temperature": 1.0, "sampling_seed": 7, "frequency_penalty": 0.6, "repetition_penalty": 1.2},
-    {"temperature": 0.8, "sampling_seed": 8, "regex": "([a-f][0-9]){80}"},
-    {"frequency_penalty": 0.5, "presence_penalty": 0.3},
-    {"temperature": 1.0, "sampling_seed": 9, "min_p": 0.02, "min_new_tokens": 60},
-)
-
-
-@SMALL
-def test_after_a_retraction(client):
-    """The same requests alone, where nothing is retracted, and side by side."""
-
-    def one(number: int) -> Completion:
-        rest = dict(RETRACTED[number])
-        return client.generate(
-            prompt_of(40, seed=number),
-            max_new_tokens=LONG,
-            ignore_eos=True,
-            temperature=rest.pop("temperature", 0.0),
-            sampling=rest,
-            return_logprob=True,
-        )
-
-    alone = [one(number) for number in range(len(RETRACTED))]
-    assert not any(answer.meta_info["num_retractions"] for answer in alone)
-    together = side_by_side([partial(one, number) for number in range(len(RETRACTED))])
-    assert sum(answer.meta_info["num_retractions"] for answer in together) > 1
-    for want, got in zip(alone, together, strict=True):
-        assert got.output_ids == want.output_ids
-        assert len(got.output_ids) == LONG
-        assert got.meta_info["output_token_logprobs"] == want.meta_info["output_token_logprobs"]
-
-
 # --- the residual policy ---
 
 _RESIDUAL: dict[str, Any] = {
     "context": 512,
     "checkpoint": DUAL.checkpoint,
     "environment": {"SGLANG_TRUNC_SAMPLING_POLICY": "residual"},
-    "flags": ("--grammar-backend", "none"),  # for test_request_refusals
+    "flags": ("--grammar-backend", "none"),
 }
 RESIDUAL = Setup("ouro", DUAL.schedule, **_RESIDUAL)
 residual = pytest.mark.parametrize(
@@ -308,6 +265,16 @@ def test_residual_policy_is_reported(server, client):
     assert ask(client, draw, 4).meta_info["sampling_seed"] == draw.seed
     seed = unseeded(client).meta_info["sampling_seed"]
     assert unseeded(client).meta_info["sampling_seed"] != seed
+
+
+@residual
+@pytest.mark.parametrize(("name", "value"), [("json_schema", '{"type": "object"}'), ("regex", "a"), ("ebnf", "root")])
+def test_grammars_without_a_backend_are_refused_by_name(client, name, value):
+    """As the server of this policy is started."""
+    with pytest.raises(RequestRefused, match="--grammar-backend none") as caught:
+        client.generate(PROMPTS[0], max_new_tokens=8, sampling={name: value})
+    assert caught.value.status == 400
+    assert name in caught.value.message
 
 
 # --- the whole product ---
