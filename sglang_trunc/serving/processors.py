@@ -36,10 +36,11 @@ class ThinkingBudget:
     """
 
     def __call__(
-        self, logits: torch.Tensor, custom_param_list: Sequence[Mapping[str, Any]] | None = None
+        self, logits: torch.Tensor, custom_param_list: Sequence[Mapping[str, Any] | None] | None = None
     ) -> torch.Tensor:
         """``logits`` float32 ``[n, vocabulary]``, changed in place; one entry of the list a row."""
-        for row, params in enumerate(custom_param_list or ()):
+        for row, given in enumerate(custom_param_list or ()):
+            params = given or {}  # SGLang passes None on where a request has none
             start, end, budget = (params[name] for name in ("think_start_id", "think_end_id", "thinking_budget"))
             request = params["__req__"]
             newest_first = chain(reversed(request.output_ids), reversed(request.origin_input_ids))

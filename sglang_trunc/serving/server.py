@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -47,10 +48,17 @@ class StartError(ServerError):
     """The server did not become healthy."""
 
 
+# Below the ports that Linux and others give to outgoing connections: one of those may be taken between the probe and
+# the server's own bind, many seconds later.
+_PORTS = range(20000, 32000)
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
 
 
 def _wait_unreaped(process: subprocess.Popen[bytes], timeout: float) -> None:

@@ -61,9 +61,12 @@ def test_rows_are_judged_one_by_one():
     assert logits.isfinite().sum(-1).tolist() == [12, 1, 12]
 
 
-def test_a_parameter_that_is_missing_is_named():
-    with pytest.raises(KeyError, match="think_end_id"):
-        ThinkingBudget()(torch.zeros(1, 12), [{"think_start_id": 1, "thinking_budget": 1}])
+@pytest.mark.parametrize(
+    ("given", "missing"), [({"think_start_id": 1, "thinking_budget": 1}, "think_end_id"), (None, "think_start_id")]
+)
+def test_a_parameter_that_is_missing_is_named(given, missing):
+    with pytest.raises(KeyError, match=missing):
+        ThinkingBudget()(torch.zeros(1, 12), [given])
 
 
 @pytest.mark.parametrize("processor", [ThinkingBudget, ZeroLogit])

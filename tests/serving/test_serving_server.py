@@ -1,11 +1,13 @@
 """Starting, explaining, pausing and stopping a server process; the launched module is the fake one."""
 
 import os
+import secrets
+import socket
 import time
 
 import pytest
 
-from sglang_trunc.serving.server import Server, ServerError, StartError
+from sglang_trunc.serving.server import Server, ServerError, StartError, free_port
 
 pytestmark = pytest.mark.usefixtures("fake_path")
 
@@ -108,3 +110,12 @@ def test_a_server_that_dies_under_a_request_says_why():
     with pytest.raises(ServerError, match=r"server broke off \(\w+\): RuntimeError: KV pool is on fire"), server:
         server.client().generate([1], max_new_tokens=4)
     server.log_path.unlink()
+
+
+def test_a_port_in_use_is_not_taken(monkeypatch):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        choices = [other.getsockname()[1], free_port()]
+        tried = iter(choices)
+        monkeypatch.setattr(secrets, "choice", lambda _: next(tried))
+        assert free_port() == choices[1]
