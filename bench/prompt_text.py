@@ -1,14 +1,17 @@
 """Prompts of an exact token length, cut from real text.
 
 Text comes from files every machine has or that lie in ``bench/prompts``: source files of the running Python's
-standard library (``code``), ``bench/prompts/prose.txt`` (``prose``), both in turn (``mixed``), or a file of
-the user's. It is tokenised by the served model's own tokenizer and cut at fixed places, so the same model
-and Python give the same prompts; ``digest`` is recorded because another Python has other sources.
+standard library (``code``), ``bench/prompts/prose.txt`` (``prose``), both in turn (``mixed``), lines of either, each
+passage of which comes three times (``copy``), letters that mean nothing (``random``), or a file of the user's. It is
+tokenised by the served model's own tokenizer and cut at fixed places, so the same model and Python give the same
+prompts; ``digest`` is recorded because another Python has other sources.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
+import string
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +20,8 @@ from typing import NamedTuple
 HERE = Path(__file__).parent / "prompts"
 # Held out of the demo models' training (demo_corpus.py): acceptance on them is not memory.
 STDLIB = ("modulefinder.py", "asyncio/locks.py", "multiprocessing/util.py", "operator.py", "runpy.py")
-KINDS = ("mixed", "code", "prose")
+KINDS = ("mixed", "code", "prose", "copy", "random")
+PASSAGE = 4  # lines of what is copied
 
 
 class Corpus(NamedTuple):
@@ -35,12 +39,24 @@ def corpus(source: str) -> Corpus:
     if source not in KINDS:
         return Corpus({Path(source).name: Path(source).read_text(encoding="utf-8")})
     texts = {}
+    if source == "random":
+        letters = random.Random(0).choices(string.ascii_letters + string.digits + " ", k=20_000)
+        return Corpus({source: "".join(letters)})
+    if source == "copy":
+        return Corpus({name: _repeated(text) for name, text in corpus("mixed").texts.items()})
     if source in ("mixed", "code"):
         library = Path(sysconfig.get_paths()["stdlib"])
         texts["code"] = "\n".join((library / name).read_text(encoding="utf-8") for name in STDLIB)
     if source in ("mixed", "prose"):
         texts["prose"] = (HERE / "prose.txt").read_text(encoding="utf-8")
     return Corpus(texts)
+
+
+def _repeated(text: str) -> str:
+    """Each passage three times in a row."""
+    lines = [line for line in text.splitlines(keepends=True) if line.strip()]
+    passages = ["".join(lines[first : first + PASSAGE]) for first in range(0, len(lines), PASSAGE)]
+    return "".join(passage * 3 for passage in passages)
 
 
 def tokenised(source: Corpus, tokenize: Callable[[str], list[int]]) -> list[list[int]]:

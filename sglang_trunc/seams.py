@@ -115,6 +115,15 @@ TABLE: tuple[Seam, ...] = (
         "hook",
         ("meta_info", "state", "customized_info", "index", "finish_reason"),
     ),
+    # metrics
+    Seam("runtime_context.get_observability", "call"),
+    Seam("runtime_context.get_serving", "call"),
+    Seam("runtime_context.get_disagg", "call"),
+    Seam("arg_groups.fields.observability.Observability.enable_metrics", "import"),
+    Seam("arg_groups.fields.observability.Observability.extra_metric_labels", "import"),
+    Seam("arg_groups.fields.serving.Serving.served_model_name", "import"),
+    Seam("arg_groups.fields.disagg.Disagg.disaggregation_mode", "import"),
+    Seam("disaggregation.utils.DisaggregationMode.to_engine_type", "call", ("mode",)),
     # sampling
     Seam(
         "layers.sampler.Sampler.forward",

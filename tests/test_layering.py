@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "engine": {
         "torch",
         "numpy",
+        "prometheus_client",
         "sglang",
         *(f"sglang_trunc.{part}" for part in ("core", "kernels", "models", "platform")),
     },

@@ -5,8 +5,9 @@ round commits for one request, SGLang's ``accept_len``: for TRUNC accepted draft
 pipelines one token for every lane that reached full depth.
 
 Identities (tests), TRUNC: ``tokens == accepted + runs``; ``accepted <= drafted``;
-``sum(accepted_by_position) == accepted``; ``rows >= ticks``. Pipelines: ``tokens == accepted(d1) + accepted(d2) +
-restarts + ended``; ``rows + warm_rows == R * tokens + rows_wasted + rows in flight``; ``missed <= restarts``.
+``sum(accepted_by_position) == accepted``; ``looked_up_accepted <= accepted``; ``rows >= ticks``. Pipelines:
+``tokens == accepted(d1) + accepted(d2) + restarts + ended``; ``rows + warm_rows == R * tokens + rows_wasted + rows in
+flight``; ``missed <= restarts``.
 """
 
 from __future__ import annotations
@@ -60,9 +61,12 @@ class Counters(TickCounters):
     drafted: int = 0
     accepted: int = 0
     looked_up: int = 0  # tokens that entered beside their roots; ``drafted`` counts those that d1 let pass
-    screened_out: int = 0
+    looked_up_accepted: int = 0  # of ``accepted``; the worker's, which knows what was looked up
+    screened_out: int = 0  # looked-up tokens that d1 did not let pass
+    round_ticks: int = 0  # of the last round
     drafted_by_position: Counter[int] = field(default_factory=Counter)  # 1-based position in the chain
     accepted_by_position: Counter[int] = field(default_factory=Counter)
+    _ticks_of_rounds: int = field(default=0, init=False, repr=False)  # ``ticks`` at the end of the last round
 
     @property
     def tokens(self) -> int:
@@ -77,6 +81,7 @@ class Counters(TickCounters):
         """``drafted``, ``accepted``: drafts per request, int64 [bs]."""
         self.rounds += 1
         self.runs += len(drafted)
+        self.round_ticks, self._ticks_of_rounds = self.ticks - self._ticks_of_rounds, self.ticks
         for made, kept in zip(drafted.tolist(), accepted.tolist(), strict=True):
             self.drafted += made
             self.accepted += kept
@@ -91,6 +96,7 @@ class Counters(TickCounters):
             "drafted": self.drafted,
             "accepted": self.accepted,
             "looked_up": self.looked_up,
+            "looked_up_accepted": self.looked_up_accepted,
             "screened_out": self.screened_out,
             "drafted_by_position": _as_json(self.drafted_by_position),
             "accepted_by_position": _as_json(self.accepted_by_position),

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from sglang_trunc.core.control import Control
 from sglang_trunc.core.counters import PipelineCounters
-from sglang_trunc.core.cycle_cost import CycleCost
 from sglang_trunc.core.lane_tree import LOOKUP, Lane, LaneTree, Proposal
-from sglang_trunc.core.survival import Standing, SurvivalEstimator
+from sglang_trunc.core.survival import Standing
 
 if TYPE_CHECKING:
     from sglang_trunc.core.pipeline import Choice, Schedule
@@ -38,12 +38,12 @@ class Lookahead:
         self,
         schedule: Schedule,
         source: LookupSource | None,
-        estimator: SurvivalEstimator,
+        control: Control,
         counters: PipelineCounters,
     ):
         self._schedule = schedule
         self._source = source if schedule.lookup else None
-        self._estimator = estimator
+        self._control = control
         self._counters = counters
         self._fresh: list[tuple[LaneTree, Lane]] = []
 
@@ -72,13 +72,13 @@ class Lookahead:
                 continue
             lane.proposals.remove(proposal)
             assert proposal.match is not None
-            self._estimator.observe([(Standing.LOOKED_UP, proposal.match, False)])
+            self._control.of(tree.key).observe([(Standing.LOOKED_UP, proposal.match, False)])
             if (gone := proposal.running) is not None:
                 dropped += tree.keep(lambda other, gone=gone: other is not gone)  # type: ignore[misc]
         self._counters.screened_out += len(dropped)
         return agrees, dropped
 
-    def start(self, trees: Collection[LaneTree], cost: CycleCost | None) -> None:
+    def start(self, trees: Collection[LaneTree]) -> None:
         """Chains beside the lanes that have just started, the likeliest first, while there are rows for them."""
         fresh, self._fresh = self._fresh, []
         if self._source is None:
@@ -90,7 +90,7 @@ class Lookahead:
             most = min(self._schedule.lookup, room, tree.limit - lane.position)
             if lane.alive and most > 0:
                 tokens, match = self._source.continuation(tree.key, tree.tokens_to(lane), most)
-                self._chain(tree, lane, tokens, match, running, cost)
+                self._chain(tree, lane, tokens, match, running)
 
     def _chain(
         self,
@@ -99,15 +99,13 @@ class Lookahead:
         tokens: Sequence[int],
         match: float,
         running: Sequence[Lane],
-        cost: CycleCost | None,
     ) -> None:
         """Start as much of a lane's continuation as is worth its rows."""
-        chance = self._estimator.estimate(Standing.LOOKED_UP, match)
+        chance = self._control.of(tree.key).estimate(Standing.LOOKED_UP, match)
         survivals = [lane.survival * chance**ahead for ahead in range(1, len(tokens) + 1)]
-        if cost is not None:
-            roots = sum(other.parent is None for other in running)
-            value = sum(other.survival for other in running)
-            tokens = tokens[: cost.gains(len(running), roots, value, survivals)]
+        roots = sum(other.parent is None for other in running)
+        value = sum(other.survival for other in running)
+        tokens = tokens[: self._control.chain(len(running), roots, value, survivals)]
         for token, survival in zip(tokens, survivals, strict=False):
             if survival < self._schedule.min_survival or not tree.can_branch(lane.position + 1):
                 return

@@ -1,13 +1,19 @@
-"""What an option may be: the rules that ``core.options`` writes down for each field.
+"""What an option may be: the rules that ``core.options`` writes down for each field, and how one is applied.
 
 Every rule has ``documented``, for the README, where R is unknown; ``named``, which completes "must be ..." in a
 refusal; and ``holds``, for values of the right type. The last two see R and the options that are settled already.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
 from typing import Any, NamedTuple
 
 LISTED_IN_FULL = 16  # numbers in a refusal
+
+
+class OptionError(ValueError):
+    """A value or key that cannot be used; the text is one sentence for the person who launched."""
+
 
 Chosen = Mapping[str, Any]  # the options that are settled already, by name
 
@@ -86,3 +92,17 @@ class Only(NamedTuple):
 
 
 Rule = Between | OneOf | Named | Only
+
+
+def specs_of(kind: type) -> "list[Field[Any]]":
+    """An algorithm's own options, then those of all."""
+    return sorted(fields(kind), key=lambda spec: spec.kw_only is True)
+
+
+def checked(spec: "Field[Any]", value: Any, source: str, recurrences: int, chosen: Chosen) -> Any:
+    """The value in its option's type."""
+    rule = spec.metadata["rule"]
+    kinds: Any = (int, float) if spec.type is float else spec.type
+    if isinstance(value, bool) or not isinstance(value, kinds) or not rule.holds(value, recurrences, chosen):
+        raise OptionError(f"{spec.name} is {value!r} (from {source}), but must be {rule.named(recurrences, chosen)}.")
+    return spec.type(value)  # type: ignore[operator]

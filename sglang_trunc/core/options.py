@@ -1,28 +1,26 @@
 """Options of the speculative algorithms: which there are and what each accepts.
 
-Each field is documented once, in its metadata; `options_table` renders the README's table from that. Where a
+Each field is documented once, in its metadata; `core.options_table` renders the README's table from that. Where a
 value comes from is `core.resolve`'s business. Whatever cannot be used is refused with one sentence that names
 the field, the value, its source and what is accepted.
 
 What an option accepts may depend on R and on the options before it in its class (d2 on d1), so these are
-always checked in that order.
+always checked in that order. TRUNC has two classes, of which `core.resolve.kind_of` picks one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from sglang_trunc.core.option_rules import Between, Chosen, Named, OneOf, Only, Rule
+from sglang_trunc.core.option_rules import Between, Chosen, Named, OneOf, Only, Rule, checked, specs_of
+from sglang_trunc.core.option_rules import OptionError as OptionError
 
 ENV_PREFIX = "SGLANG_TRUNC_"
 OVERRIDE_KEY = "trunc"
 
 SEEDED, RESIDUAL = "seeded", "residual"  # sampling policies
-
-
-class OptionError(ValueError):
-    """A value or key that cannot be used; the text is one sentence for the person who launched."""
+MEASURED, FIXED = "measured", "fixed"  # control
 
 
 def _option(doc: str, rule: Rule, default: Callable[[int, Chosen], float]) -> Any:
@@ -30,7 +28,7 @@ def _option(doc: str, rule: Rule, default: Callable[[int, Chosen], float]) -> An
     return field(metadata={"doc": doc, "rule": rule, "default": default})
 
 
-def _option_of_all(doc: str, rule: Rule, default: float | str) -> Any:
+def _option_with(default: float | str, doc: str, rule: Rule) -> Any:
     # The default is a constant, so code that builds options may leave it out; by keyword, since these come first.
     return field(default=default, kw_only=True, metadata={"doc": doc, "rule": rule, "default": lambda r, _: default})
 
@@ -67,6 +65,10 @@ def _second_depths(recurrences: int, chosen: Chosen) -> Sequence[int]:
     return range(2 * chosen["d1"], recurrences, chosen["d1"])
 
 
+def _d2(rule: Rule, default: Callable[[int, Chosen], int]) -> Any:
+    return _option("second depth at which drafts are read out, where they are confirmed or contested", rule, default)
+
+
 def _default_d2(recurrences: int, chosen: Chosen) -> int:
     wanted = chosen["d1"] * (2 if recurrences < 16 else 4)
     return _largest_up_to(wanted, _second_depths(recurrences, chosen))
@@ -77,7 +79,28 @@ def _default_d2(recurrences: int, chosen: Chosen) -> int:
 
 def _relaxed_option(rule: Between, exact: float, doc: str) -> Any:
     # The cascade accepts by coins of its own, and has no choice that a draft could take the place of.
-    return _option_of_all(f"for measurement, not exact: {doc}", Only(exact, "sampling_policy", RESIDUAL, rule), exact)
+    return _option_with(exact, f"for measurement, not exact: {doc}", Only(exact, "sampling_policy", RESIDUAL, rule))
+
+
+# Lookups and control
+
+
+def _lookup(default: int) -> Any:
+    return _option_with(
+        default,
+        "most tokens that are looked up in the request's own text and start beside a new lane, or a block's root; d1 "
+        "screens them. 0: none",
+        Between(int, 0, 64),
+    )
+
+
+def _control(default: str) -> Any:
+    return _option_with(
+        default,
+        "who decides how many rows a tick has and how many looked-up tokens start: measured, what a row costs on this "
+        "machine and what proposals have been worth; fixed, max_width and lookup alone",
+        Named((MEASURED, FIXED)),
+    )
 
 
 # The algorithms
@@ -88,14 +111,15 @@ class Options:
     """What all algorithms have in common."""
 
     algorithm: ClassVar[str]  # as SGLang spells it
+    schedule: ClassVar[str] = ""  # tells the classes of one algorithm apart
     least_recurrences: ClassVar[int] = 1
     why: ClassVar[str] = ""  # a model of fewer cannot be served
 
-    sampling_policy: str = _option_of_all(
+    sampling_policy: str = _option_with(
+        SEEDED,
         "how requests with a temperature draw: seeded, every depth with the position's own noise, for the plain "
         "server's text; residual, LoopSpec's cascade of independent draws, for another text of the same law",
         Named((SEEDED, RESIDUAL)),
-        SEEDED,
     )
     relax_top: int = _relaxed_option(
         Between(int, 1, 64),
@@ -108,16 +132,11 @@ class Options:
         "a draft that relax_top keeps must have this share of the best token's probability; 1 keeps equal ones alone",
     )
 
-    lookup: int = _option_of_all(
-        "most tokens that are looked up in the request's own text and start beside a new lane, or a block's root; d1 "
-        "screens them. 0: none",
-        Between(int, 0, 64),
-        0,
-    )
-    lookup_min_match: int = _option_of_all(
+    lookup: int = _lookup(0)
+    lookup_min_match: int = _option_with(
+        3,
         "tokens at least that must have occurred before, in this order, for what followed them to be looked up",
         Between(int, 1, 32),
-        3,
     )
 
     @property
@@ -135,14 +154,16 @@ class Options:
     @classmethod
     def check_recurrences(cls, recurrences: int) -> None:
         if recurrences < cls.least_recurrences:
-            raise OptionError(
-                f"R is {recurrences}, but {cls.algorithm} needs at least {cls.least_recurrences}: {cls.why}."
-            )
+            who = f"{cls.algorithm} with {cls.schedule}" if cls.schedule else cls.algorithm
+            raise OptionError(f"R is {recurrences}, but {who} needs at least {cls.least_recurrences}: {cls.why}.")
 
 
 @dataclass(frozen=True)
 class TruncOptions(Options):
+    """TRUNC as it was published: blocks of one size."""
+
     algorithm: ClassVar[str] = "TRUNC"
+    schedule: ClassVar[str] = "blocks"
 
     d1: int = _d1(Between(int, 1, None), lambda r, _: default_draft_depth(r))
     block_size: int = _option(
@@ -157,11 +178,11 @@ class TruncOptions(Options):
     )
 
 
-def _max_width() -> Any:
+def _max_width(default: int = 16) -> Any:
     return _option(
         "rows of one tick, all requests together; the tree is cut to it, every request keeps at least its oldest lane",
         Between(int, 1, 256),
-        lambda r, _: 16,
+        lambda r, _: default,
     )
 
 
@@ -182,6 +203,7 @@ class SingleOptions(Options):
     d1: int = _pipelined_d1("a divisor of R below it", "a divisor of R = {R} below it", 2)
     max_width: int = _max_width()
     min_survival: float = _min_survival()
+    control: str = _control(FIXED)
 
 
 @dataclass(frozen=True)
@@ -194,30 +216,53 @@ class DualOptions(Options):
     d1: int = _pipelined_d1(
         "a divisor of R below R / 2", "a divisor of R = {R} below R / 2, so that d2 fits between d1 and R", 3
     )
-    d2: int = _option(
-        "second depth at which drafts are read out, where they are confirmed or contested",
+    d2: int = _d2(
         OneOf("a multiple of d1 between d1 and R", "a multiple of d1 = {d1} between d1 and R = {R}", _second_depths),
         _default_d2,
     )
     max_width: int = _max_width()
     min_survival: float = _min_survival()
+    control: str = _control(FIXED)
 
 
-OPTIONS: Mapping[str, type[Options]] = MappingProxyType(
-    {kind.algorithm: kind for kind in (TruncOptions, SingleOptions, DualOptions)}
+@dataclass(frozen=True)
+class ControlledOptions(Options):
+    """TRUNC unless a block is asked for: lanes and lookups by what they are worth, down to plain decoding."""
+
+    algorithm: ClassVar[str] = "TRUNC"
+    schedule: ClassVar[str] = "lanes"
+    least_recurrences: ClassVar[int] = 2
+    why: ClassVar[str] = "with one there is no early depth, and d2, max_width, min_survival and control are for lanes"
+
+    # Blocks take any depth, and a d1 that was chosen for them may come without its block size.
+    d1: int = _pipelined_d1("a divisor of R below it", "a divisor of R = {R} below it where no block_size is set", 2)
+    d2: int = _d2(
+        OneOf(
+            "a multiple of d1 between d1 and R, or 0 for none",
+            "a multiple of d1 = {d1} between d1 and R = {R}, or 0 for none",
+            lambda r, chosen: [0, *_second_depths(r, chosen)],
+        ),
+        lambda r, chosen: _default_d2(r, chosen) if _second_depths(r, chosen) else 0,
+    )
+    max_width: int = _max_width(32)
+    min_survival: float = _min_survival()
+    control: str = _control(MEASURED)
+    lookup: int = _lookup(8)
+
+
+# Of each algorithm; the first is used that has all options that were set, and that R suffices for (resolve.kind_of).
+OPTIONS: Mapping[str, tuple[type[Options], ...]] = MappingProxyType(
+    {"TRUNC": (ControlledOptions, TruncOptions), "LOOPSPEC_SINGLE": (SingleOptions,), "LOOPSPEC_DUAL": (DualOptions,)}
 )
 
 
 # Names and values
 
 
-def specs_of(kind: type[Options]) -> "list[Field[Any]]":
-    """An algorithm's own options, then those of all."""
-    return sorted(fields(kind), key=lambda spec: spec.kw_only is True)
-
-
 def names_of(algorithm: str) -> list[str]:
-    return [spec.name for spec in specs_of(OPTIONS[algorithm])]
+    """Options of all classes of the algorithm."""
+    own = [spec for kind in OPTIONS[algorithm] for spec in specs_of(kind)]
+    return list(dict.fromkeys(spec.name for spec in sorted(own, key=lambda spec: spec.kw_only is True)))
 
 
 def algorithms_with(option: str) -> list[str]:
@@ -226,15 +271,6 @@ def algorithms_with(option: str) -> list[str]:
 
 def env_name(option: str) -> str:
     return ENV_PREFIX + option.upper()
-
-
-def checked(spec: "Field[Any]", value: Any, source: str, recurrences: int, chosen: Chosen) -> Any:
-    """The value in its option's type."""
-    rule = spec.metadata["rule"]
-    kinds: Any = (int, float) if spec.type is float else spec.type
-    if isinstance(value, bool) or not isinstance(value, kinds) or not rule.holds(value, recurrences, chosen):
-        raise OptionError(f"{spec.name} is {value!r} (from {source}), but must be {rule.named(recurrences, chosen)}.")
-    return spec.type(value)  # type: ignore[operator]
 
 
 def checked_keys(algorithm: str, values: object, where: str) -> Mapping[str, Any]:
@@ -260,31 +296,3 @@ def as_object(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise OptionError(f"{where} is {value!r}, but must be an object.")
     return value
-
-
-# Documentation
-
-
-def options_table() -> str:
-    """Markdown table of all options, for the README."""
-    own = {spec.name: spec for kind in OPTIONS.values() for spec in fields(kind) if not spec.kw_only}
-    specs = own | {spec.name: spec for spec in fields(Options)}
-    lines = ["| option | environment variable | algorithms | accepted | meaning |", "|---|---|---|---|---|"]
-    for name, spec in specs.items():
-        algorithms = algorithms_with(name)
-        who = "all" if len(algorithms) == len(OPTIONS) else ", ".join(algorithms)
-        lines.append(f"| `{name}` | `{env_name(name)}` | {who} | {_accepted(name)} | {spec.metadata['doc']} |")
-    return "\n".join(lines)
-
-
-def _accepted(option: str) -> str:
-    """What each algorithm accepts, or one text where that is the same."""
-    texts: dict[str, str] = {
-        kind.algorithm: spec.metadata["rule"].documented
-        for kind in OPTIONS.values()
-        for spec in fields(kind)
-        if spec.name == option
-    }
-    if len(set(texts.values())) == 1:
-        return next(iter(texts.values()))
-    return "; ".join(f"{algorithm}: {text}" for algorithm, text in texts.items())

@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
+from sglang_trunc.core.control import Control
 from sglang_trunc.core.counters import PipelineCounters
-from sglang_trunc.core.cycle_cost import CycleCost
 from sglang_trunc.core.id_bank import IdBank
 from sglang_trunc.core.lane_tree import KNOWN, LOOKUP, Lane, LaneTree, Move, Proposal
 from sglang_trunc.core.lookahead import Lookahead, LookupSource
-from sglang_trunc.core.survival import Standing, SurvivalEstimator
+from sglang_trunc.core.survival import Standing
 from sglang_trunc.core.width_budget import share_out
 
 
@@ -71,17 +71,17 @@ class Pipeline:
         counters: PipelineCounters,
         exchange: bool = True,
         lookups: LookupSource | None = None,
+        control: Control | None = None,
     ):
         """``branch_slots``: KV slots of the worker's own. ``state_rows``: of the state bank, ``max_width`` and one a
         request, since a request may arrive while others use the whole width. ``exchange``: see ``LaneTree``.
-        ``lookups``: asked only if ``schedule.lookup`` is above 0."""
+        ``lookups``: asked only if ``schedule.lookup`` is above 0. ``control``: without one all rows are used."""
         self.schedule = schedule
         self.counters = counters
         self.trees: dict[Hashable, LaneTree] = {}
-        self.estimator = SurvivalEstimator()
         self.exchange = exchange
-        self.cost: CycleCost | None = None  # decides the width, where it is known
-        self.lookahead = Lookahead(schedule, lookups, self.estimator, counters)
+        self.control = control or Control()
+        self.lookahead = Lookahead(schedule, lookups, self.control, counters)
         self._state_rows = state_rows
         self.reset(branch_slots)
 
@@ -130,7 +130,7 @@ class Pipeline:
         tree = self.trees[key]
         root = tree.root
         assert root is not None
-        self._learn(root, token)
+        self._learn(tree, root, token)
         self.lookahead.commit(key, token)
         right = next((p.running for p in root.proposals if p.token == token), None)
         if right is None:
@@ -145,6 +145,7 @@ class Pipeline:
         """Drop a request's lanes, if it has any; its branch slots and state rows are free again."""
         if tree := self.trees.pop(key, None):
             self._count_dropped(tree.clear())
+            self.control.forget(key)
 
     def keep(self, keys: Collection[Hashable]) -> None:
         """Drop the lanes of every request but these."""
@@ -155,7 +156,7 @@ class Pipeline:
         """Cut the trees to the budget after arrivals."""
         if sum(len(tree.lanes) for tree in self.trees.values()) > self.schedule.max_width:
             self._share_out()
-        self.lookahead.start(self.trees.values(), self.cost)
+        self.lookahead.start(self.trees.values())
 
     def lanes(self, keys: Collection[Hashable] | None = None) -> list[Lane]:
         """Lanes to be advanced by d1 steps, of these requests or all: by request, oldest first. New ones stand at 0."""
@@ -170,7 +171,7 @@ class Pipeline:
         """Note that the lanes have run d1 steps; returns those to be read out."""
         for lane in lanes:
             lane.depth += self.schedule.d1
-        ran, spare = set(lanes), self._spare
+        ran, spare = set(lanes), self._spare if self.control.listens else 0
         return [
             lane
             for tree in self.trees.values()
@@ -200,7 +201,7 @@ class Pipeline:
                     moves.append(move)
         assert not any(lane.alive for lane in finals), "a lane reached full depth before its parent"
         self._share_out()
-        self.lookahead.start(self.trees.values(), self.cost)
+        self.lookahead.start(self.trees.values())
         return commits, moves
 
     # Within a cycle.
@@ -237,7 +238,7 @@ class Pipeline:
     def _commit(self, tree: LaneTree, token: int) -> Move | None:
         root = tree.root
         assert root is not None
-        self._learn(root, token)
+        self._learn(tree, root, token)
         self.lookahead.commit(tree.key, token)
         right = next((p for p in root.proposals if p.token == token), None)
         if root.position + 1 >= tree.end:
@@ -253,7 +254,7 @@ class Pipeline:
             self.lookahead.note(tree, tree.root)
         return move
 
-    def _learn(self, root: Lane, token: int) -> None:
+    def _learn(self, tree: LaneTree, root: Lane, token: int) -> None:
         """What became of a verified lane's proposals. One that d2 has spoken on had been open before that."""
         outcomes = []
         for proposal in root.proposals:
@@ -263,7 +264,7 @@ class Pipeline:
             outcomes += [(standing, proposal.probability, proposal.token == token) for standing in standings]
             if proposal.match is not None and proposal.depth != LOOKUP:
                 outcomes.append((Standing.LOOKED_UP, proposal.match, proposal.token == token))
-        self.estimator.observe(outcomes)
+        self.control.of(tree.key).observe(outcomes)
 
     def _share_out(self) -> None:
         """Cut the trees to the budget, then start what it has room for."""
@@ -273,8 +274,7 @@ class Pipeline:
             schedule.max_width,
             schedule.min_survival,
             schedule.recurrences,
-            self.estimator,
-            self.cost,
+            self.control,
         )
         for tree in self.trees.values():
             self._count_dropped(tree.keep(shares.stays.__contains__))
@@ -287,4 +287,6 @@ class Pipeline:
 
     def _count_dropped(self, lanes: Sequence[Lane]) -> None:
         self.counters.lanes_dropped += len(lanes)
-        self.counters.rows_wasted += sum(lane.depth for lane in lanes)
+        wasted = sum(lane.depth for lane in lanes)
+        self.counters.rows_wasted += wasted
+        self.control.note_gone(len(lanes), wasted // self.schedule.d1)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from sglang_trunc.core.account import ENDED
 from sglang_trunc.core.lane_tree import Lane, Move
 from sglang_trunc.core.pipeline import Choice, Pipeline
 
@@ -39,6 +40,9 @@ class PipelineRun:
 
     tokens: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)  # float32 [vocabulary] of each token, where asked for
+    sources: list[int] = field(default_factory=list)  # where each token came from (``core.account``)
+    begin: int = 0  # position of the first token
+    ticks: int = 0  # that the request waited for: all of the round's, unless it came to its end before
 
 
 def choose(logits: Tensor) -> list[Choice]:
@@ -70,6 +74,7 @@ def pipeline_round(
     counters = pipeline.counters
     runs: dict[Hashable, PipelineRun] = {key: PipelineRun() for key in keys}
     pipeline.make_room()
+    ticks = 0
     for _ in range(pipeline.schedule.cycles):
         lanes = pipeline.lanes()
         if not lanes:
@@ -80,19 +85,41 @@ def pipeline_round(
             engine.start(new)
         engine.advance(lanes, pipeline.schedule.d1)
         counters.count_ticks(pipeline.schedule.d1, len(lanes), requests)
+        ticks += pipeline.schedule.d1
         readers = pipeline.advanced(lanes)
         logits: Any = engine.readout(readers) if readers else None
         for lane in readers:
             counters.count_readout(lane.depth, 1)
         commits, moves = pipeline.absorb(readers, choose(readers, logits) if readers else [])
+        pipeline.control.account(len(lanes), requests, len(readers), len(commits))
         if moves:
             engine.move(moves)
         at = {lane: index for index, lane in enumerate(readers)} if keep_logits else {}
         for key, token, lane in commits:
-            runs[key].tokens.append(token)
+            _note(runs[key], token, lane, ticks)
             if keep_logits:
                 runs[key].logits.append(logits[at[lane]])
     assert all(run.tokens for run in runs.values()), "a request was not admitted"
+    for key, run in runs.items():
+        _close(run, pipeline.trees[key].root, ticks)
     counters.rounds += 1
     counters.runs += len(runs)
     return runs
+
+
+def _note(run: PipelineRun, token: int, lane: Lane, ticks: int) -> None:
+    """One commit, after so many ticks of the round. Its lane is the one that went on from the token before."""
+    if run.tokens:
+        run.sources[-1] = lane.source
+    else:
+        run.begin = lane.position + 1
+    run.tokens.append(token)
+    run.sources.append(ENDED)
+    run.ticks = ticks
+
+
+def _close(run: PipelineRun, root: Lane | None, ticks: int) -> None:
+    """The round is over. ``root``: what goes on from the run's last token; None where nothing was wanted after it."""
+    if root is not None:
+        run.sources[-1] = root.source
+        run.ticks = ticks

@@ -5,8 +5,8 @@ A file of configs/ names a model, the shape it is told by and, for each algorith
     {"model": "...", "match": {"architecture": "...", "recurrences": 4, ...},
      "trunc": {"d1": 1}, "loopspec_single": {...}, "loopspec_dual": {...}, "notes": "..."}
 
-A section may be partial or missing. Keys are checked when a file is read, values when it is used, since they
-depend on R.
+A section may be partial or missing, and TRUNC's may speak of its blocks and of its lanes. Keys are checked when a
+file is read, values when it is used, since they depend on R.
 """
 
 import json

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang_trunc.core.control import Control
 from sglang_trunc.core.counters import PipelineCounters
 from sglang_trunc.core.lane_tree import NO_ROW, Lane, Move
 from sglang_trunc.core.pipeline import Choice, Commit, Pipeline, Schedule
@@ -31,8 +32,10 @@ class TracedPipeline(Pipeline):
         path: Path,
         about: Mapping[str, Any],
         beside: Callable[[Sequence[Lane]], Sequence[Choice]],
+        control: Control | None = None,
     ):
-        """``about``: for the header: "model", "schedule", "options". ``beside``: what lanes say at their depth."""
+        """``about``: for the header: "model", "schedule", "options". ``beside``: what lanes say at their depth. Nothing
+        is looked up: a trace knows no such lanes."""
         self._writer = TraceWriter(path)
         self._beside = beside
         self._nodes: dict[Lane, int] = {}  # of lanes that live
@@ -41,7 +44,7 @@ class TracedPipeline(Pipeline):
         self._count = 0  # nodes
         self._rounds = 0  # closed ones
         self._writer.write(trace=VERSION, **about, plan=schedule._asdict(), state_rows=state_rows, exchange=exchange)
-        super().__init__(schedule, branch_slots, state_rows, counters, exchange)
+        super().__init__(schedule, branch_slots, state_rows, counters, exchange, control=control)
 
     # What the worker asks.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from sglang_trunc.core.cycle_cost import CycleCost
+from sglang_trunc.core.control import Control
 from sglang_trunc.core.lane_tree import Lane, LaneTree, Proposal
 from sglang_trunc.core.survival import SurvivalEstimator
 
@@ -40,20 +40,20 @@ def share_out(
     max_width: int,
     min_survival: float,
     recurrences: int,
-    estimator: SurvivalEstimator,
-    cost: CycleCost | None = None,
+    control: Control,
 ) -> Shares:
-    """Divide ``max_width`` rows, or fewer where ``cost`` says that more do not pay; sets every lane's ``survival``.
+    """Divide ``max_width`` rows, or fewer where ``control`` says that more do not pay; sets every lane's ``survival``.
     Roots always stay."""
     roots = {tree.root for tree in trees if tree.root is not None}
     entries = [
-        entry for tree in trees for entry in _entries(tree, recurrences, estimator) if _survival(entry) >= min_survival
+        entry
+        for tree in trees
+        for entry in _entries(tree, recurrences, control.of(tree.key))
+        if _survival(entry) >= min_survival
     ]
     entries.sort(key=lambda entry: (-entry.priority, entry.ahead))  # stable: older lanes first
     room = max(max_width - len(roots), 0)
-    if cost is not None:
-        room = cost.best(len(roots), [_survival(entry) for entry in entries], room)
-    chosen = entries[:room]
+    chosen = entries[: control.width(len(roots), [_survival(entry) for entry in entries], room)]
     stays = {entry.lane for entry in chosen if entry.birth is None}
     return Shares(roots | stays, [entry.birth for entry in chosen if entry.birth is not None])
 

@@ -15,6 +15,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang.srt.utils.hf_transformers_utils import get_config
 
+from sglang_trunc.core.options import TruncOptions
 from sglang_trunc.engine import slots
 from sglang_trunc.engine.names import ALGORITHMS
 from sglang_trunc.engine.options import override_args, resolve
@@ -85,7 +86,8 @@ def register() -> None:
 
 
 def _worker_class(server_args) -> type:
-    if server_args.speculative_algorithm.upper() == "TRUNC":
+    options = resolve(_looped_config(server_args), server_args.speculative_algorithm).options
+    if isinstance(options, TruncOptions):
         from sglang_trunc.engine.trunc_worker import TruncWorker
 
         return TruncWorker

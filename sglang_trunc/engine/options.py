@@ -8,12 +8,13 @@ from pathlib import Path
 
 from sglang.srt.runtime_context import get_spec
 
-from sglang_trunc.core.options import OPTIONS, OVERRIDE_KEY, OptionError
+from sglang_trunc.core.cycle_cost import CostTable, table_from
+from sglang_trunc.core.options import FIXED, MEASURED, OPTIONS, OVERRIDE_KEY, OptionError, Options, TruncOptions
 from sglang_trunc.core.presets import ModelShape
 from sglang_trunc.core.resolve import Resolved, resolve_options
-from sglang_trunc.engine.names import MEASURE_ENV, POISON_ENV, TRACE_ENV
+from sglang_trunc.engine.names import CACHE_ENV, COST_ENV, DECISIONS_ENV, MEASURE_ENV, POISON_ENV, TRACE_ENV
 
-OTHER_ENVIRONMENT = (POISON_ENV, MEASURE_ENV, TRACE_ENV)
+OTHER_ENVIRONMENT = (CACHE_ENV, COST_ENV, DECISIONS_ENV, POISON_ENV, MEASURE_ENV, TRACE_ENV)
 
 
 def resolve(hf_config, algorithm: str) -> Resolved:
@@ -22,9 +23,12 @@ def resolve(hf_config, algorithm: str) -> Resolved:
     Refuses what cannot be used with one sentence. SGLang has put ``--json-model-override-args`` onto the config as
     attributes, in every process.
     """
-    trace_file(algorithm)
     override = getattr(hf_config, OVERRIDE_KEY, None)
-    return resolve_options(algorithm.upper(), ModelShape.of(hf_config), override, other_env=OTHER_ENVIRONMENT)
+    resolved = resolve_options(algorithm.upper(), ModelShape.of(hf_config), override, other_env=OTHER_ENVIRONMENT)
+    trace_file(resolved.options)
+    decisions_file(resolved.options)
+    check_cost_file(resolved.options)
+    return resolved
 
 
 def branch_slots(hf_config) -> int:
@@ -34,20 +38,59 @@ def branch_slots(hf_config) -> int:
     return getattr(options, "max_width", 0)
 
 
-def trace_file(algorithm: str) -> Path | None:
-    """Where an algorithm writes its trace (``core.trace``), if it was asked for one."""
-    text = os.environ.get(TRACE_ENV)
+def trace_file(options: Options) -> Path | None:
+    """Where a schedule writes its trace (``core.trace``), if it was asked for one."""
+    refusal = None
+    if isinstance(options, TruncOptions):
+        refusal = "TRUNC with a block size writes no trace, only schedules of lanes do"
+    elif options.lookup:
+        refusal = f"lookup is {options.lookup}, and a trace knows lanes that a depth proposed only; set it to 0"
+    return _file_to_write(TRACE_ENV, refusal)
+
+
+def decisions_file(options: Options) -> Path | None:
+    """Where the controller writes its decisions (``decision_log``), if it was asked to."""
+    return _file_to_write(DECISIONS_ENV, _uncontrolled(options))
+
+
+def check_cost_file(options: Options) -> None:
+    """Refuse a cost table (``cost_store``) that cannot be read, or that nobody would read."""
+    if (text := os.environ.get(COST_ENV)) is None:
+        return
+    if (refusal := _uncontrolled(options)) is not None:
+        raise OptionError(f"Environment variable {COST_ENV} is {text!r}, but {refusal}.")
+    read_table(Path(text))
+
+
+def is_controlled(options: Options) -> bool:
+    return getattr(options, "control", FIXED) == MEASURED
+
+
+def _uncontrolled(options: Options) -> str | None:
+    return None if is_controlled(options) else f"{options.algorithm} decides by it only where control is {MEASURED}"
+
+
+def _file_to_write(variable: str, refusal: str | None) -> Path | None:
+    text = os.environ.get(variable)
     if text is None:
         return None
-    asked = f"Environment variable {TRACE_ENV} is {text!r}, but"
-    if algorithm.upper() == "TRUNC":
-        raise OptionError(f"{asked} TRUNC writes no trace, only LOOPSPEC_SINGLE and LOOPSPEC_DUAL do.")
+    asked = f"Environment variable {variable} is {text!r}, but"
+    if refusal is not None:
+        raise OptionError(f"{asked} {refusal}.")
     path = Path(text)
     if not text or path.is_dir():
         raise OptionError(f"{asked} must name a file.")
     if not path.parent.is_dir():
         raise OptionError(f"{asked} there is no folder {path.parent}.")
     return path
+
+
+def read_table(path: Path) -> CostTable:
+    """A cost table that was named by ``SGLANG_TRUNC_COST_TABLE``; ``OptionError`` where it is none."""
+    try:
+        return table_from(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as problem:
+        raise OptionError(f"Environment variable {COST_ENV} is '{path}', but holds no cost table: {problem}.") from None
 
 
 def described(resolved: Resolved) -> str:

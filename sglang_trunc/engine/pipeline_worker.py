@@ -1,4 +1,4 @@
-"""The worker of LOOPSPEC_SINGLE and LOOPSPEC_DUAL: lanes that outlive its calls.
+"""The worker of LOOPSPEC_SINGLE, LOOPSPEC_DUAL and, unless it is asked for blocks, TRUNC: lanes that outlive its calls.
 
 A decode round is one ``pipeline_round``: R/d1 cycles. Between rounds the lanes stay in
 ``core.pipeline``, keyed by request id. A request's lanes are used again only if they fit what SGLang says of it
@@ -22,7 +22,9 @@ import torch
 from sglang.srt.managers.utils import GenerationBatchResult
 from torch import Tensor
 
+from sglang_trunc.core.control import Control
 from sglang_trunc.core.counters import PipelineCounters
+from sglang_trunc.core.cycle_cost import CycleCost
 from sglang_trunc.core.lane_tree import Lane
 from sglang_trunc.core.options import RESIDUAL
 from sglang_trunc.core.pipeline import Choice, Pipeline, Schedule
@@ -32,9 +34,12 @@ from sglang_trunc.core.traced_pipeline import TracedPipeline
 from sglang_trunc.engine import slots
 from sglang_trunc.engine.cascades import Cascade
 from sglang_trunc.engine.choosing import BatchChooser, LaneChooser
+from sglang_trunc.engine.cost_store import table_for
+from sglang_trunc.engine.decision_log import DecisionLog
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lane_attention import LaneAttention
-from sglang_trunc.engine.options import trace_file
+from sglang_trunc.engine.options import decisions_file, is_controlled, trace_file
+from sglang_trunc.engine.reporting import note_runs
 from sglang_trunc.engine.rows import RowRunner
 from sglang_trunc.engine.tree_lanes import TreeLanes
 from sglang_trunc.engine.warm_start import PrefillRiders
@@ -42,7 +47,7 @@ from sglang_trunc.engine.worker import LoopedWorker, prompts_end
 
 
 class PipelineWorker(LoopedWorker):
-    """``--speculative-algorithm loopspec_single`` and ``loopspec_dual``."""
+    """``--speculative-algorithm loopspec_single``, ``loopspec_dual``, and ``trunc`` without a block size."""
 
     lanes: TreeLanes
     pipeline: Pipeline
@@ -59,7 +64,7 @@ class PipelineWorker(LoopedWorker):
         tails = schedule.cycles * (1 + schedule.lookup) if pool.branches else 0
         runner = self._runner(pool, req_to_token_pool, attention, capacity=capacity, tail_width=tails)
         self.lanes = TreeLanes(runner)
-        self.pipeline = self._make_pipeline(schedule, pool, capacity)
+        self.pipeline = self._make_pipeline(schedule, pool, capacity, self._control(runner, schedule, capacity))
         # Lanes that were dropped in a round are forgotten before the next one.
         residual = self.options.sampling_policy == RESIDUAL
         self._cascade = Cascade(ResidualMemory(capacity * (schedule.cycles + 1))) if residual else None
@@ -69,18 +74,27 @@ class PipelineWorker(LoopedWorker):
         super()._leave(rid)
         self.pipeline.leave(rid)
 
-    def _make_pipeline(self, schedule: Schedule, pool: LoopedKVPool, capacity: int) -> Pipeline:
+    def _control(self, runner: RowRunner, schedule: Schedule, capacity: int) -> Control:
+        """By what rows cost here, where the options say so."""
+        if not is_controlled(self.options):
+            return Control()
+        self.cost = table_for(runner, self.model_runner.model_config, capacity)
+        path = decisions_file(self.options)
+        explain = None if path is None else DecisionLog(path)
+        return Control(CycleCost(self.cost, schedule.recurrences, schedule.d1, schedule.d2), explain)
+
+    def _make_pipeline(self, schedule: Schedule, pool: LoopedKVPool, capacity: int, control: Control) -> Pipeline:
         """Traced where a trace was asked for."""
         arguments = (schedule, pool.branch_slots, capacity, self.counters, pool.page_size == 1)
-        path = trace_file(self.options.algorithm)
+        path = trace_file(self.options)
         if path is None:
-            return Pipeline(*arguments, self.lookups)
+            return Pipeline(*arguments, self.lookups, control)
         about = {
             "model": Path(self.model_runner.model_config.model_path).name,
             "schedule": self.options.algorithm,
             "options": dataclasses.asdict(self.options),
         }
-        return TracedPipeline(*arguments, path, about, self._beside)
+        return TracedPipeline(*arguments, path, about, self._beside, control)
 
     def _beside(self, lanes: Sequence[Lane]) -> list[Choice]:
         """What lanes would say that are not due, for a trace."""
@@ -91,7 +105,7 @@ class PipelineWorker(LoopedWorker):
         return Schedule(
             self.model.shape.recurrences,
             options.d1,
-            getattr(options, "d2", None),
+            getattr(options, "d2", 0) or None,
             options.max_width,
             options.min_survival,
             options.lookup,
@@ -141,6 +155,7 @@ class PipelineWorker(LoopedWorker):
             runs = pipeline_round(self.lanes, self.pipeline, running, batch.return_logprob, self._chooser)
         ended = batch.spec_info.bonus_tokens.tolist()
         ordered = [runs.get(req.rid) or PipelineRun([token]) for req, token in zip(batch.reqs, ended, strict=True)]
+        note_runs(batch.reqs, ordered, self.model.shape.recurrences)
         device = batch.seq_lens.device
         lengths = torch.tensor([len(run.tokens) for run in ordered], device=device)
         padded = [run.tokens + [0] * (self.stride - len(run.tokens)) for run in ordered]

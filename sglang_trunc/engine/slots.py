@@ -18,7 +18,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
-from sglang_trunc.core.options import DualOptions, Options, SingleOptions, TruncOptions
+from sglang_trunc.core.options import ControlledOptions, DualOptions, Options, SingleOptions, TruncOptions
 from sglang_trunc.engine.names import is_ours
 
 
@@ -31,7 +31,7 @@ def tokens_per_round(options: Options, recurrences: int) -> int:
     """
     if isinstance(options, TruncOptions):
         return options.block_size
-    assert isinstance(options, SingleOptions | DualOptions)
+    assert isinstance(options, SingleOptions | DualOptions | ControlledOptions)
     cycles = recurrences // options.d1
     return 2 * (cycles + options.lookup) if options.lookup else -(-3 * cycles // 2)
 

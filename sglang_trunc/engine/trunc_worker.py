@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sglang_trunc.core.counters import Counters
 from sglang_trunc.core.trunc import Run, trunc_round
-from sglang_trunc.engine import slots
+from sglang_trunc.engine import reporting, slots
 from sglang_trunc.engine.choosing import ChainChooser
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lane_attention import LaneAttention
@@ -41,6 +41,7 @@ class TruncWorker(LoopedWorker):
         budgets = self._budgets(batch)
         lookups = self._looked_up(batch, budgets) if self.options.lookup else ()
         run = trunc_round(self.lanes, roots, budgets, self.options, self.counters, chooser, lookups)
+        reporting.note_chains(batch, run, lookups, self.options.d1, self.lanes.recurrences, self.counters)
         logits = self._strided_rows(run, run.logits, len(roots)) if batch.return_logprob else None
         hidden = None
         if batch.return_hidden_states:

@@ -24,7 +24,8 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from torch import Tensor
 
 from sglang_trunc.core.counters import TickCounters
-from sglang_trunc.engine import cost, departures, lane_attention
+from sglang_trunc.core.cycle_cost import CostTable
+from sglang_trunc.engine import cost, departures, lane_attention, metrics, reporting
 from sglang_trunc.engine.choosing import BatchChooser, seeds_of
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lane_attention import LaneAttention
@@ -59,6 +60,7 @@ class LoopedWorker(BaseSpecWorker):
 
     counters: TickCounters
     options: Any  # the algorithm's class of ``core.options``
+    _publisher: metrics.Publisher | None = None
 
     def __init__(self, server_args, gpu_id: int, nccl_port: int, target_worker):
         super().__init__()
@@ -84,7 +86,7 @@ class LoopedWorker(BaseSpecWorker):
             )
         self.speculative_num_draft_tokens = self.stride = get_spec().speculative_num_draft_tokens
         self.speculative_num_steps = get_spec().speculative_num_steps
-        self.cost: cost.CostTable | None = None
+        self.cost: CostTable | None = None
         self.outputs = Outputs(all_of_them=self.options.lookup > 0)
         self.lookups = RequestLookups(self.options.lookup_min_match, max(MAX_MATCH, self.options.lookup_min_match))
         self.model_runner.sampler = SeededSampler()
@@ -101,7 +103,8 @@ class LoopedWorker(BaseSpecWorker):
             )
         attention = lane_attention.choose()
         runner = self._build(pool, req_to_token_pool, attention)
-        departures.announce(req_to_token_pool, self._leave)
+        self._publisher = metrics.publisher_for(self)
+        departures.announce(req_to_token_pool, self._depart)
         if self.stopwatch:
             self.cost = cost.measure(runner, cost.context_from(os.environ[MEASURE_ENV]))
         logger.info("%s: R=%d, lane attention %s", self.algorithm, runner.recurrences, attention.name)
@@ -116,9 +119,20 @@ class LoopedWorker(BaseSpecWorker):
     def forward_batch_generation(self, batch, on_publish=None, grammar_barrier=None, pp_proxy_tensors=None):
         """One round; see the module docstring and SGLang's ``Scheduler.run_batch``."""
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-            return self._prefill(batch, on_publish)
-        with self.stopwatch.running("rounds") if self.stopwatch else contextlib.nullcontext():
-            return self._decode(batch, on_publish)
+            reporting.note_prefill(batch.reqs)
+            result = self._prefill(batch, on_publish)
+        else:
+            with self.stopwatch.running("rounds") if self.stopwatch else contextlib.nullcontext():
+                result = self._decode(batch, on_publish)
+        if self._publisher is not None:
+            self._publisher.publish()
+        return result
+
+    def _depart(self, rid: str) -> None:
+        """A request has given its row of the slot table back; with its lanes, totals change between rounds."""
+        self._leave(rid)
+        if self._publisher is not None:
+            self._publisher.publish()
 
     # For subclasses.
 

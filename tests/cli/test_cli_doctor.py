@@ -92,38 +92,28 @@ def config(recurrences: int) -> SimpleNamespace:
 
 
 OF_ALL = {"SAMPLING_POLICY": "seeded", "RELAX_TOP": 1, "RELAX_TAU": 1.0, "LOOKUP": 0, "LOOKUP_MIN_MATCH": 3}
+PIPELINE = {"MAX_WIDTH": 16, "MIN_SURVIVAL": 0.02}
+SHOWN = {
+    "TRUNC": {"D1": 1, "D2": 2, "MAX_WIDTH": 32, "MIN_SURVIVAL": 0.02, **OF_ALL, "LOOKUP": 8, "CONTROL": "measured"},
+    "LOOPSPEC_SINGLE": {"D1": 1, **PIPELINE, **OF_ALL, "CONTROL": "fixed"},
+    "LOOPSPEC_DUAL": {"D1": 1, "D2": 2, **PIPELINE, **OF_ALL, "CONTROL": "fixed"},
+}
 
 
 @pytest.fixture
 def no_options(monkeypatch):
-    for name in ("D1", "D2", "BLOCK_SIZE", "DRAFT_THRESHOLD", "MAX_WIDTH", "MIN_SURVIVAL", *OF_ALL):
+    for name in ("BLOCK_SIZE", "DRAFT_THRESHOLD", *SHOWN["TRUNC"]):
         monkeypatch.delenv(f"SGLANG_TRUNC_{name}", raising=False)
 
 
 @pytest.mark.usefixtures("no_options")
 def test_options_of_every_algorithm_are_shown():
-    default = "default for 4 recurrences"
-
-    def of_all(algorithm: str) -> list[Row]:
-        return [
-            Row(f"option {algorithm} {name.lower()}", True, f"{value} ({default})") for name, value in OF_ALL.items()
-        ]
-
-    assert list(doctor.options(config(4))) == [
-        Row("option TRUNC d1", True, f"1 ({default})"),
-        Row("option TRUNC block_size", True, f"4 ({default})"),
-        Row("option TRUNC draft_threshold", True, f"0.0 ({default})"),
-        *of_all("TRUNC"),
-        Row("option LOOPSPEC_SINGLE d1", True, f"1 ({default})"),
-        Row("option LOOPSPEC_SINGLE max_width", True, f"16 ({default})"),
-        Row("option LOOPSPEC_SINGLE min_survival", True, f"0.02 ({default})"),
-        *of_all("LOOPSPEC_SINGLE"),
-        Row("option LOOPSPEC_DUAL d1", True, f"1 ({default})"),
-        Row("option LOOPSPEC_DUAL d2", True, f"2 ({default})"),
-        Row("option LOOPSPEC_DUAL max_width", True, f"16 ({default})"),
-        Row("option LOOPSPEC_DUAL min_survival", True, f"0.02 ({default})"),
-        *of_all("LOOPSPEC_DUAL"),
+    expected = [
+        Row(f"option {algorithm} {name.lower()}", True, f"{value} (default for 4 recurrences)")
+        for algorithm, shown in SHOWN.items()
+        for name, value in shown.items()
     ]
+    assert sorted(map(str, doctor.options(config(4)))) == sorted(map(str, expected))
 
 
 @pytest.mark.usefixtures("no_options")
@@ -143,5 +133,6 @@ def test_options_that_no_algorithm_takes_are_broken(monkeypatch):
     assert rows[0] == Row(
         "options of TRUNC",
         False,
-        "refused: d1 is 9 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 4",
+        "refused: d1 is 9 (from environment variable SGLANG_TRUNC_D1), but must be a divisor of R = 4 "
+        "below it where no block_size is set: 1, 2",
     )

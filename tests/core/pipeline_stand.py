@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
+from sglang_trunc.core.control import Control
 from sglang_trunc.core.counters import PipelineCounters
 from sglang_trunc.core.id_bank import IdBank
 from sglang_trunc.core.lane_tree import LOOKUP, Lane
@@ -83,6 +84,7 @@ class Stand:
         lookahead: int = 64,
         state_rows: int | None = None,
         lookups: ScriptedLookups | None = None,
+        control: Control | None = None,
     ):
         """``requests``: tokens (prompt and first token), and how many more are wanted."""
         self.plan = plan
@@ -94,7 +96,7 @@ class Stand:
         self.branch_slots = range(FIRST_BRANCH, FIRST_BRANCH + branches)
         self.state_rows = state_rows or plan.max_width + len(requests)
         self.counters = PipelineCounters(recurrences=plan.recurrences)
-        self.pipeline = Pipeline(plan, self.branch_slots, self.state_rows, self.counters, exchange, lookups)
+        self.pipeline = Pipeline(plan, self.branch_slots, self.state_rows, self.counters, exchange, lookups, control)
         self.lookups = lookups
         self.engine = ScriptedEngine(script, plan.recurrences, plan.d1, plan.d2, exchange, self.check_cycle)
         per_request = max((len(r.tokens) + r.wanted for r in self.requests.values()), default=0) + lookahead + 1

@@ -236,10 +236,10 @@ def test_d2_says_how_a_proposal_stands(second, standings):
 
 def test_what_became_of_proposals_is_learnt_from_full_depth():
     pipeline, (tree,) = begin(schedule(*OURO_DUAL))
-    before = {standing: pipeline.estimator.estimate(standing, 0.5) for standing in Standing}
+    before = {standing: pipeline.control.estimator.estimate(standing, 0.5) for standing in Standing}
     for _ in range(4):
         cycle(pipeline, lambda lane: (8 if lane.depth == 1 else 7, 0.5))
-    after = {standing: pipeline.estimator.estimate(standing, 0.5) for standing in Standing}
+    after = {standing: pipeline.control.estimator.estimate(standing, 0.5) for standing in Standing}
     assert after[Standing.CONTESTED] < before[Standing.CONTESTED]
     assert after[Standing.SECOND] > before[Standing.SECOND]
     assert after[Standing.OPEN] < before[Standing.OPEN]  # it had been open before d2 spoke

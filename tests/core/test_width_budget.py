@@ -3,9 +3,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_trunc.core.control import Control
 from sglang_trunc.core.id_bank import IdBank
 from sglang_trunc.core.lane_tree import Lane, LaneTree, Proposal
-from sglang_trunc.core.survival import Standing, SurvivalEstimator
+from sglang_trunc.core.survival import Standing
 from sglang_trunc.core.width_budget import share_out
 
 FULL = 8
@@ -30,7 +31,7 @@ def child(tree: LaneTree, parent: Lane, probability: float, standing: Standing =
 
 
 def share(*trees: LaneTree, width: int, least: float = 0.0):
-    return share_out(trees, width, least, FULL, SurvivalEstimator())
+    return share_out(trees, width, least, FULL, Control())
 
 
 def test_roots_stay_whatever_the_width():

@@ -14,12 +14,13 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_trunc.core.options import OPTIONS, OptionError, env_name, names_of
 from sglang_trunc.engine.algorithm import _REFUSED, LoopedAlgorithm, validate
-from sglang_trunc.engine.names import ALGORITHMS
+from sglang_trunc.engine.names import ALGORITHMS, COST_ENV
 from sglang_trunc.engine.options import OTHER_ENVIRONMENT
 from sglang_trunc.platform.names import ATTENTION_BACKEND
 
 pytestmark = pytest.mark.usefixtures("sglang_context", "no_options")
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+BLOCK = {"BLOCK_SIZE": "4"}
 
 
 @pytest.fixture
@@ -137,14 +138,20 @@ def test_every_default_is_accepted(row):
 @pytest.mark.parametrize(
     ("environment", "override", "sentence"),
     [
-        ({"D1": "0"}, None, "d1 is 0 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 4."),
-        ({"D1": "5"}, None, "d1 is 5 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 4."),
-        ({"D1": "x"}, None, "d1 is 'x' (from environment variable SGLANG_TRUNC_D1), but must be an integer"),
+        (
+            {"D1": "0"},
+            None,
+            "d1 is 0 (from environment variable SGLANG_TRUNC_D1), but must be a divisor of R = 4 below",
+        ),
+        (BLOCK | {"D1": "0"}, None, "d1 is 0 (from environment variable SGLANG_TRUNC_D1), but must be an integer from"),
+        (BLOCK | {"D1": "5"}, None, "SGLANG_TRUNC_D1), but must be an integer from 1 to 4."),
+        (BLOCK | {"D1": "x"}, None, "d1 is 'x' (from environment variable SGLANG_TRUNC_D1), but must be an integer"),
         ({"FOO": "1"}, None, "Environment variable SGLANG_TRUNC_FOO is '1', but the plugin reads only"),
         ({}, {"trunc": {"depth": 2}}, "depth is not an option (trunc of --json-model-override-args), the options are"),
         ({}, {"trunc": {"d1": 5}}, "d1 is 5 (from --json-model-override-args)"),
         ({}, {"trunc": 3}, "trunc of --json-model-override-args is 3, but must be an object."),
-        ({"D1": "3"}, {"total_ut_steps": 2}, "SGLANG_TRUNC_D1), but must be an integer from 1 to 2."),
+        (BLOCK | {"D1": "3"}, {"total_ut_steps": 2}, "SGLANG_TRUNC_D1), but must be an integer from 1 to 2."),
+        ({"D1": "2"}, {"total_ut_steps": 2}, "but must be a divisor of R = 2 below it where no block_size is set: 1."),
     ],
 )
 def test_algorithm_option_is_refused_with_its_source(args, monkeypatch, environment, override, sentence):
@@ -203,10 +210,14 @@ def test_override_that_is_not_json_is_refused(args):
         validate(args(override="{trunc"))
 
 
-def test_the_tests_own_variable_is_known(args, monkeypatch):
-    for name in OTHER_ENVIRONMENT:
-        monkeypatch.setenv(name, "1")
-    validate(args(speculative_algorithm="LOOPSPEC_DUAL"))
+def test_the_plugins_other_variables_are_known(args, monkeypatch, tmp_path):
+    """Those of files are looked at, too; the controller's have a meaning where there is one."""
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"tick": {"1": 1.0}, "readout": {"1": 0.5}}))
+    values = dict.fromkeys(OTHER_ENVIRONMENT, str(tmp_path / "new")) | {COST_ENV: str(table)}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    validate(args(override={"trunc": {"lookup": 0}}))
 
 
 def test_early_exit_is_refused_where_it_is_asked_for(args, tiny_checkpoint, tmp_path):

@@ -165,7 +165,7 @@ def test_branch_slots_are_poisoned_too(monkeypatch):
 
 @pytest.mark.parametrize(
     ("algorithm", "branches"),
-    [(None, 0), ("EAGLE", 0), ("trunc", 0), ("loopspec_single", 5), ("LOOPSPEC_DUAL", 5)],
+    [(None, 0), ("EAGLE", 0), ("trunc", 5), ("loopspec_single", 5), ("LOOPSPEC_DUAL", 5)],
 )
 def test_the_running_algorithm_says_how_many(monkeypatch, tiny_checkpoint, algorithm, branches):
     from transformers import AutoConfig
@@ -175,6 +175,15 @@ def test_the_running_algorithm_says_how_many(monkeypatch, tiny_checkpoint, algor
         monkeypatch.setenv("SGLANG_TRUNC_MAX_WIDTH", str(branches))
     config = AutoConfig.from_pretrained(tiny_checkpoint("ouro"))
     assert resolve(SHAPE, hf_config=config).branches == branches
+
+
+def test_blocks_have_no_branches(monkeypatch, tiny_checkpoint):
+    from transformers import AutoConfig
+
+    monkeypatch.setattr(options, "get_spec", lambda: types.SimpleNamespace(speculative_algorithm="TRUNC"))
+    monkeypatch.setenv("SGLANG_TRUNC_BLOCK_SIZE", "4")
+    config = AutoConfig.from_pretrained(tiny_checkpoint("ouro"))
+    assert resolve(SHAPE, hf_config=config).branches == 0
 
 
 # --- which models get it ---

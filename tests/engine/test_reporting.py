@@ -7,20 +7,32 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.io_struct import unwrap_from_pickle, wrap_as_pickle
 from sglang.srt.managers.scheduler_components.output_streamer import _GenerationStreamAccumulator
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from sglang_trunc.core.counters import Counters
-from sglang_trunc.core.options import SingleOptions, TruncOptions
+from sglang_trunc.core.lane_tree import LOOKUP
+from sglang_trunc.core.options import DualOptions, SingleOptions, TruncOptions
+from sglang_trunc.core.pipeline_round import PipelineRun
+from sglang_trunc.core.trunc import Run
 from sglang_trunc.engine import reporting
 from sglang_trunc.engine.reporting import KEY, add_counters, report_to_client
 from tests.engine import sampling_stand
+from tests.engine.markov_stand import Tables, TableServer
 from tests.engine.worker_stand import BRANCHES, Client, decode, scripted_worker
 
 pytestmark = pytest.mark.usefixtures("sglang_context")
 EXACT, RELAXED = TruncOptions(1, 4, 0.0), TruncOptions(1, 4, 0.0, relax_top=3, relax_tau=0.25)
+NOTHING = {
+    "tokens": 0,
+    "drafts_accepted": {"d1": 0},
+    "restarts": 0,
+    "full_passes": 0.0,
+    "tokens_per_full_pass": None,
+}
 
 
 def streamed(rid: str, options: Any = EXACT, stream: bool = True, **sampling: Any) -> MagicMock:
@@ -53,14 +65,15 @@ def emit(req: MagicMock, count: int, finished: bool = False) -> MagicMock:
 
 
 class FrontEnd:
-    """The tokenizer manager's side: what it knows of every request."""
+    """The tokenizer manager's side: what it knows of every request. ``accounts``: the last of each."""
 
     def __init__(self) -> None:
+        self.accounts: dict[str, dict] = {}
         self.manager = TokenizerManager.__new__(TokenizerManager)
         self.states: dict[str, Any] = {}
 
     def receive(self, *reqs: MagicMock) -> dict[str, dict]:
-        """One batch of the streamer's: ``meta_info`` of the requests that are in it."""
+        """One batch of the streamer's: ``meta_info`` of the requests that are in it, but for their accounts."""
         sent = _GenerationStreamAccumulator(
             return_logprob=False,
             return_hidden_states=False,
@@ -83,6 +96,8 @@ class FrontEnd:
                 rid, types.SimpleNamespace(customized_info_accumulated={}, customized_info_reported_keys=set())
             )
             self.manager.update_request_meta_info(found[rid], state, info, index, sent.finished_reasons[index])
+            if reporting.ACCOUNT in found[rid]:
+                self.accounts[rid] = found[rid].pop(reporting.ACCOUNT)
         return found
 
 
@@ -102,10 +117,10 @@ def test_every_part_of_a_stream_names_it():
     assert front.states["r"].customized_info_accumulated == {}  # nothing that is cut by tokens
 
 
-def test_a_greedy_answer_says_nothing():
-    req = streamed("r")
-    assert req.customized_info is None
-    assert FrontEnd().receive(emit(req, 2)) == {"r": {}}
+def test_a_greedy_answer_says_nothing_but_its_account():
+    req, front = streamed("r"), FrontEnd()
+    assert front.receive(emit(req, 2)) == {"r": {}}
+    assert front.accounts == {"r": NOTHING}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
@@ -138,7 +153,8 @@ def test_what_a_request_brought_along_is_kept():
     req = sampling_stand.request("r", [1], temperature=1.0, sampling_seed=5)
     req.customized_info = {"entropy": []}
     report_to_client(req, EXACT)
-    assert req.customized_info == {"entropy": [], KEY: [{"sampling_seed": 5}]}
+    assert set(req.customized_info) == {"entropy", KEY}
+    assert req.customized_info[KEY][0:0] == [{"sampling_seed": 5, "trunc": NOTHING}]
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "sampling_seed": 1}])
@@ -150,9 +166,149 @@ def test_relaxed_acceptance_is_marked_on_every_answer(sampling):
         assert said == ({"sampling_seed": 1} if sampling else {})
 
 
-def test_a_value_for_every_part_is_only_sliced_whole():
-    value = reporting.EveryChunk([1, 2])
-    assert (value[5:9], value[1], type(value[:0])) == ([1, 2], 2, list)
+# Accounts, from the workers' rounds to the client.
+
+
+def chains(*rounds: tuple[MagicMock, list[int]]) -> tuple[Any, Run]:
+    """A TRUNC round that gives these requests these runs, as the worker has them."""
+    width = max(len(run) for _, run in rounds)
+    tokens = torch.tensor([run + [0] * (width - len(run)) for _, run in rounds])
+    lengths = torch.tensor([len(run) for _, run in rounds])
+    committed = [len(req.origin_input_ids) + len(req.output_ids) - 1 for req, _ in rounds]
+    batch = types.SimpleNamespace(reqs=[req for req, _ in rounds], seq_lens=torch.tensor(committed))
+    return batch, Run(tokens, lengths, torch.empty(0), None)  # type: ignore[arg-type]
+
+
+def answer(rid: str, options: Any = EXACT, **more: Any) -> MagicMock:
+    """A request that has its first token, from its prefill."""
+    req = streamed(rid, options, **more)
+    req.origin_input_ids = [1, 2, 3]
+    return emit(req, 1)
+
+
+def settled(req: MagicMock, tokens: int) -> dict:
+    """What a part that ends so would say."""
+    (said,) = req.customized_info[KEY][0:tokens]
+    return said["trunc"]
+
+
+def test_a_trunc_round_is_told_to_clients_by_and_by():
+    """Two streams side by side; one is stopped in the middle of its second run."""
+    one, other, front = answer("one"), answer("other"), FrontEnd()
+    front.receive(one, other)
+    assert front.accounts == {"one": NOTHING, "other": NOTHING}
+    counters = Counters(round_ticks=7)
+    reporting.note_chains(*chains((one, [7, 7, 7]), (other, [7])), (), 1, 4, counters)
+    front.receive(emit(one, 3), emit(other, 1))
+    assert front.accounts["one"] == {
+        "tokens": 3,
+        "drafts_accepted": {"d1": 2},
+        "restarts": 1,
+        "full_passes": 1.75,
+        "tokens_per_full_pass": 3 / 1.75,
+    }
+    assert front.accounts["other"]["tokens_per_full_pass"] == 1 / 1.75
+    reporting.note_chains(*chains((one, [7, 7, 7, 7]), (other, [7, 7])), (), 1, 4, counters)
+    front.receive(emit(one, 2, finished=True), emit(other, 2))
+    assert front.accounts["one"]["drafts_accepted"] == {"d1": 4}
+    assert (front.accounts["one"]["tokens"], front.accounts["one"]["restarts"]) == (5, 1)
+    assert front.accounts["other"]["tokens"] == 3
+    assert front.accounts["other"]["full_passes"] == 3.5
+
+
+def test_a_request_that_is_not_streamed_is_told_at_its_end():
+    req, front = answer("r", stream=False), FrontEnd()
+    for _ in range(2):
+        reporting.note_chains(*chains((req, [7, 7])), (), 1, 4, Counters(round_ticks=7))
+        assert front.receive(emit(req, 2)) == {}
+    assert front.receive(emit(req, 0, finished=True)) == {"r": {}}
+    assert front.accounts["r"]["drafts_accepted"] == {"d1": 2}
+
+
+def test_lookups_have_an_account_of_their_own_and_a_total():
+    req = answer("r", TruncOptions(1, 4, 0.0, lookup=2))
+    counters = Counters(round_ticks=4)
+    reporting.note_chains(*chains((req, [7, 7, 7])), [[7, 5]], 1, 4, counters)
+    assert settled(req, 4)["drafts_accepted"] == {"d1": 1, "lookup": 1}
+    assert counters.looked_up_accepted == 1
+
+
+def test_a_round_under_overlap_scheduling_is_ahead_of_what_is_sent():
+    req, front = answer("r"), FrontEnd()
+    reporting.note_chains(*chains((req, [7, 7])), (), 1, 4, Counters(round_ticks=7))
+    batch, run = chains((req, [7, 7, 7]))
+    batch.seq_lens += 2
+    reporting.note_chains(batch, run, (), 1, 4, Counters(round_ticks=7))
+    front.receive(emit(req, 2))
+    assert (front.accounts["r"]["tokens"], front.accounts["r"]["full_passes"]) == (2, 1.75)
+    front.receive(emit(req, 3, finished=True))
+    assert (front.accounts["r"]["tokens"], front.accounts["r"]["full_passes"]) == (5, 3.5)
+
+
+def test_what_was_lost_to_a_retraction_is_not_told():
+    """A round was under way; the prefill of the resumed request gives the token behind what had arrived."""
+    req, front = answer("r"), FrontEnd()
+    reporting.note_chains(*chains((req, [7, 7])), (), 1, 4, Counters(round_ticks=7))
+    front.receive(emit(req, 2))
+    batch, run = chains((req, [7, 7, 7]))
+    reporting.note_chains(batch, run, (), 1, 4, Counters(round_ticks=7))
+    reporting.note_prefill([req, MagicMock(customized_info=None)])
+    front.receive(emit(req, 1))
+    assert (front.accounts["r"]["tokens"], front.accounts["r"]["full_passes"]) == (2, 1.75)
+    reporting.note_chains(*chains((req, [7])), (), 1, 4, Counters(round_ticks=7))
+    front.receive(emit(req, 1, finished=True))
+    assert (front.accounts["r"]["tokens"], front.accounts["r"]["restarts"]) == (3, 2)
+
+
+def test_a_pipelines_runs_are_told():
+    """One that did not take part has none, and one that admission does not know is left alone."""
+    both = DualOptions(d1=1, d2=2, max_width=4, min_survival=0.0)
+    req, still, stranger = answer("r", both), answer("still", both), types.SimpleNamespace(origin_input_ids=[1])
+    runs = [PipelineRun([7, 7], sources=[2, 0], begin=4, ticks=4), PipelineRun([7]), PipelineRun([7], [], [1], 1, 4)]
+    reporting.note_runs([req, still, stranger], runs, 4)
+    assert settled(req, 3) == {
+        "tokens": 2,
+        "drafts_accepted": {"d1": 0, "d2": 1},
+        "restarts": 1,
+        "full_passes": 1.0,
+        "tokens_per_full_pass": 2.0,
+    }
+    assert settled(still, 2)["tokens"] == 0
+
+
+def served(options: Any) -> tuple[list[dict], Any]:
+    """Six requests of a server of tables, until all have 20 tokens: their accounts and the totals."""
+    reqs = [sampling_stand.request(f"r{row}", [1 + row % 3, 2], 21) for row in range(6)]
+    for row, req in enumerate(reqs):
+        req.customized_info = None
+        report_to_client(req, options)
+        req.output_ids = [1 + row]
+    server = TableServer(Tables(12), options, reqs)
+    server.run(20)
+    emitted = [len(text) - 2 for text in server.texts]
+    return [settled(req, count) for req, count in zip(reqs, emitted, strict=True)], server.worker.counters
+
+
+def test_truncs_worker_tells_every_round():
+    told, counters = served(TruncOptions(1, 5, 0.0, lookup=3, lookup_min_match=1))
+    drafts = [one["drafts_accepted"] for one in told]
+    assert sum(one["tokens"] for one in told) == counters.tokens >= 6 * 20
+    assert sum(one["restarts"] for one in told) == counters.runs
+    assert sum(one["lookup"] for one in drafts) == counters.looked_up_accepted > 0
+    assert sum(one["d1"] for one in drafts) == counters.accepted - counters.looked_up_accepted > 0
+    assert sum(one["full_passes"] for one in told) * 4 == counters.request_ticks
+    assert len({one["tokens_per_full_pass"] for one in told}) > 1
+
+
+def test_a_pipelines_worker_tells_every_round():
+    options = DualOptions(d1=1, d2=2, max_width=12, min_survival=0.0, lookup=2, lookup_min_match=1)
+    told, counters = served(options)
+    assert [one["tokens"] for one in told] == [20] * 6
+    for name, source in (("d1", 1), ("d2", 2), ("lookup", LOOKUP)):
+        assert sum(one["drafts_accepted"][name] for one in told) == counters.accepted[source] > 0
+    assert sum(one["restarts"] for one in told) == counters.restarts
+    assert counters.ended == 6
+    assert sum(one["full_passes"] for one in told) * 4 == counters.request_ticks
 
 
 # /server_info.

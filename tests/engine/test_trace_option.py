@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from sglang_trunc.core.options import OptionError
+from sglang_trunc.core.options import ControlledOptions, DualOptions, OptionError, SingleOptions, TruncOptions
 from sglang_trunc.core.pipeline import Schedule
 from sglang_trunc.engine.names import TRACE_ENV
 from sglang_trunc.engine.options import trace_file
@@ -14,25 +16,34 @@ from tests.engine.tree_stand import TreeStand
 pytestmark = pytest.mark.usefixtures("sglang_context")
 
 
-@pytest.mark.parametrize("algorithm", ["loopspec_single", "LOOPSPEC_DUAL"])
-def test_pipelines_write_where_they_are_told(algorithm, monkeypatch, tmp_path):
-    assert trace_file(algorithm) is None
+DUAL = DualOptions(1, 2, 8, 0.0)
+LANES = ControlledOptions(1, 2, 8, 0.0, lookup=0)
+
+
+@pytest.mark.parametrize("options", [SingleOptions(1, 8, 0.0), DUAL, LANES], ids=lambda options: options.algorithm)
+def test_schedules_of_lanes_write_where_they_are_told(options, monkeypatch, tmp_path):
+    assert trace_file(options) is None
     monkeypatch.setenv(TRACE_ENV, str(tmp_path / "t.jsonl"))
-    assert trace_file(algorithm) == tmp_path / "t.jsonl"
+    assert trace_file(options) == tmp_path / "t.jsonl"
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "name", "sentence"),
+    ("options", "name", "sentence"),
     [
-        ("trunc", "t.jsonl", "but TRUNC writes no trace, only LOOPSPEC_SINGLE and LOOPSPEC_DUAL do."),
-        ("loopspec_dual", "missing/t.jsonl", "but there is no folder"),
-        ("loopspec_dual", "", "but must name a file."),
+        (
+            TruncOptions(1, 4, 0.0),
+            "t.jsonl",
+            "but TRUNC with a block size writes no trace, only schedules of lanes do.",
+        ),
+        (dataclasses.replace(LANES, lookup=8), "t.jsonl", "but lookup is 8, and a trace knows lanes that a depth"),
+        (DUAL, "missing/t.jsonl", "but there is no folder"),
+        (DUAL, "", "but must name a file."),
     ],
 )
-def test_what_cannot_be_written_is_refused(algorithm, name, sentence, monkeypatch, tmp_path):
+def test_what_cannot_be_written_is_refused(options, name, sentence, monkeypatch, tmp_path):
     monkeypatch.setenv(TRACE_ENV, str(tmp_path / name))
     with pytest.raises(OptionError, match=f"Environment variable {TRACE_ENV} is .*{sentence}") as caught:
-        trace_file(algorithm)
+        trace_file(options)
     assert str(caught.value).count(". ") == 0
 
 

@@ -60,11 +60,25 @@ class LoopSpec(Schedule):
 
 
 @dataclass(frozen=True)
+class Controlled(Schedule):
+    """TRUNC without blocks: the cost table decides how many lanes run."""
+
+    d1: int
+    cost_table: Path | None = None  # measured where there is none
+    decisions: Path | None = None
+    algorithm: ClassVar[str] = "trunc"
+
+    @property
+    def name(self) -> str:
+        return f"controlled{self.d1}"
+
+
+@dataclass(frozen=True)
 class Setup:
     """Arguments of one launch. ``schedule`` None is plain decoding; two setups of equal fields share a server."""
 
     family: str  # of reference.tiny
-    schedule: Trunc | LoopSpec | None = None
+    schedule: Trunc | LoopSpec | Controlled | None = None
     page: int = 1
     chunk: int = -1  # --chunked-prefill-size; -1 is off
     radix: bool = True
@@ -112,6 +126,11 @@ class Setup:
 
     def server(self, model: Path) -> Server:
         return Server(str(model), self.arguments(), self.variables(), name=self.name)
+
+
+def slow(setup: Setup) -> Any:
+    """For tables of setups: one that the default suite has no time for, since each costs a server."""
+    return pytest.param(setup, marks=pytest.mark.slow)
 
 
 # Drafts at full depth are all accepted: every run is a whole block.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -28,16 +28,19 @@ TOKENS = 80
 PROMPTS = [prompt_of(length, seed=90) for length in (1, 2, 5, 16, 33, 64, 130, 250)]
 
 # Plain decoding first.
-GROUPS = [
+GROUPS: list[Any] = [
     (
         Setup("huginn", None, chunk=7, **DEEP),
         Setup("huginn", Trunc(3, 5), page=16, **DEEP),
         Setup("huginn", LoopSpec(4, 8, 32, 0.0), radix=False, **DEEP),
     ),
-    (
-        Setup("ouro-gqa", None, page=16, radix=False, **BF16),
-        Setup("ouro-gqa", Trunc(2, 4), chunk=7, overlap=False, **BF16),
-        Setup("ouro-gqa", LoopSpec(1, None, 32, 0.0), page=16, chunk=16, **BF16),
+    pytest.param(
+        (
+            Setup("ouro-gqa", None, page=16, radix=False, **BF16),
+            Setup("ouro-gqa", Trunc(2, 4), chunk=7, overlap=False, **BF16),
+            Setup("ouro-gqa", LoopSpec(1, None, 32, 0.0), page=16, chunk=16, **BF16),
+        ),
+        marks=pytest.mark.slow,
     ),
 ]
 DEMO = Path(str(resources.files("sglang_trunc"))) / "demos" / "ouro"

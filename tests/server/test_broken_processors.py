@@ -19,7 +19,7 @@ from tests.server.oracle import prompt_of
 from tests.server.side_by_side import side_by_side
 from tests.server.walks import AGAIN, OURO, Visit, Walk, name_of, walk_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("setups", [OURO], ids=name_of)]
+pytestmark = pytest.mark.parametrize("setups", [OURO], ids=name_of)
 PROMPT = prompt_of(6, seed=80)
 GOOD = {"thinking_budget": 9, "think_start_id": PROMPT[0], "think_end_id": 9}
 GOOD_TOKENS = 150

@@ -2,8 +2,9 @@
 
 ``BLOCKS`` and ``PIPELINES`` cover the dimensions: over a family's rows every value of page size, chunked prefill,
 prefix cache and overlap occurs, and over the speculative rows draft depths from 1 to R and block sizes from 1 to 8 do,
-trees of one lane and of 32, cut by their estimates and full. (All depths run in ``tests/engine``, without a server;
-other pairs of the pipelines in ``test_finish``, ``test_small_pool`` and ``test_bit_equality``.)
+trees of one lane and of 32, cut by their estimates and full. Half of the rows are slow tests. (All depths run in
+``tests/engine``, without a server; other pairs of the pipelines in ``test_finish``, ``test_small_pool`` and
+``test_bit_equality``.)
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pytest
 
 from sglang_trunc.serving.counters import STATE_KEY, counted_since, engine_counters, speculation
 from tests.server.oracle import LENGTHS, prompt_of
-from tests.server.setups import LoopSpec, Setup, Trunc
+from tests.server.setups import LoopSpec, Setup, Trunc, slow
 
 R = {"ouro": 4, "ouro-gqa": 4, "huginn": 8, "retro-llama": 8, "retro-olmo2": 4}
 OLMO = {"full_depth": R["retro-olmo2"]}
@@ -21,16 +22,16 @@ BLOCKS = (
     #                   d1, block, threshold  page      chunk     radix        overlap
     Setup("ouro", None, page=1, chunk=7),
     Setup("ouro", Trunc(1, 4), page=16, chunk=-1, radix=False),
-    Setup("ouro", Trunc(4, 7), page=1, chunk=7, overlap=False),
-    Setup("ouro", Trunc(1, 3), page=16, chunk=16, override={"total_ut_steps": 2}),
-    Setup("ouro-gqa", None, page=16, chunk=16, radix=False, overlap=False),
+    slow(Setup("ouro", Trunc(4, 7), page=1, chunk=7, overlap=False)),
+    slow(Setup("ouro", Trunc(1, 3), page=16, chunk=16, override={"total_ut_steps": 2})),
+    slow(Setup("ouro-gqa", None, page=16, chunk=16, radix=False, overlap=False)),
     Setup("ouro-gqa", Trunc(2, 5), page=1, chunk=-1),
     Setup("huginn", None, page=1, chunk=-1, radix=False),
     Setup("huginn", Trunc(3, 6, 0.025), page=16, chunk=16, overlap=False),
-    Setup("retro-llama", None, page=16, chunk=-1, overlap=False),
+    slow(Setup("retro-llama", None, page=16, chunk=-1, overlap=False)),
     Setup("retro-llama", Trunc(8, 2), page=1, chunk=7, radix=False),
-    Setup("retro-llama", Trunc(5, 1), page=16, chunk=16),
-    Setup("retro-olmo2", None, page=16, chunk=16, radix=False, checkpoint=OLMO),
+    slow(Setup("retro-llama", Trunc(5, 1), page=16, chunk=16)),
+    slow(Setup("retro-olmo2", None, page=16, chunk=16, radix=False, checkpoint=OLMO)),
     Setup("retro-olmo2", Trunc(2, 8, 0.018), page=1, chunk=-1, overlap=False, checkpoint=OLMO),
 )
 # Early depths of an Ouro with 16 steps agree with the last one only where the steps are small.
@@ -39,15 +40,15 @@ RAVEN_16 = {"checkpoint": {"full_depth": 16}}
 PIPELINES = (
     #                   d1, d2, width, survival    page      chunk     radix        overlap
     Setup("ouro", LoopSpec(1, None, 8, 0.0), page=1, chunk=7),
-    Setup("ouro", LoopSpec(2, 14, 8), page=16, chunk=-1, overlap=False, **OURO_16),
-    Setup("ouro-gqa", LoopSpec(8, None, 1), page=1, chunk=16, **OURO_16),
+    slow(Setup("ouro", LoopSpec(2, 14, 8), page=16, chunk=-1, overlap=False, **OURO_16)),
+    slow(Setup("ouro-gqa", LoopSpec(8, None, 1), page=1, chunk=16, **OURO_16)),
     Setup("ouro-gqa", LoopSpec(4, 12, 32, 0.0), page=16, chunk=-1, radix=False, **OURO_16),
     Setup("huginn", LoopSpec(2, None, 32, 0.0), page=16, chunk=16, **RAVEN_16),
-    Setup("huginn", LoopSpec(1, 2, 8, 0.0), page=1, chunk=7, overlap=False, **RAVEN_16),
-    Setup("retro-llama", LoopSpec(4, None, 2), page=1, chunk=-1, radix=False, **RAVEN_16),
+    slow(Setup("huginn", LoopSpec(1, 2, 8, 0.0), page=1, chunk=7, overlap=False, **RAVEN_16)),
+    slow(Setup("retro-llama", LoopSpec(4, None, 2), page=1, chunk=-1, radix=False, **RAVEN_16)),
     Setup("retro-llama", LoopSpec(1, 8, 32), page=1, chunk=16, **RAVEN_16),
-    Setup("retro-llama", LoopSpec(2, 4, 32), page=16, chunk=-1, **RAVEN_16),
-    Setup("retro-olmo2", LoopSpec(1, None, 8, 0.0), page=1, chunk=7, overlap=False, **RAVEN_16),
+    slow(Setup("retro-llama", LoopSpec(2, 4, 32), page=16, chunk=-1, **RAVEN_16)),
+    slow(Setup("retro-olmo2", LoopSpec(1, None, 8, 0.0), page=1, chunk=7, overlap=False, **RAVEN_16)),
     Setup("retro-olmo2", LoopSpec(2, 8, 32, 0.0), page=16, chunk=16, radix=False, **RAVEN_16),
 )
 ROWS = (*BLOCKS, *PIPELINES)

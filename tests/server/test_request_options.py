@@ -34,7 +34,6 @@ from tests.server.rules import departure
 from tests.server.setups import LoopSpec, Trunc
 from tests.server.walks import AGAIN, HUGINN, OURO, Visit, Walk, name_of, walk_of
 
-pytestmark = pytest.mark.slow  # five servers in a row; the time of a default run is spent
 TOKENS = 44
 IN_FLIGHT = 4
 THINK, THOUGHT = 3, 4  # ids of <think> and </think>

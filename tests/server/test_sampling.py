@@ -26,7 +26,6 @@ from tests.server.setups import Setup, Trunc
 from tests.server.side_by_side import side_by_side
 from tests.server.walks import AGAIN, DUAL, OURO, Visit, Walk, name_of, walk_of
 
-pytestmark = pytest.mark.slow  # five servers in a row; the time of a default run is spent
 TOKENS = 64
 IN_FLIGHT = 8
 SEEDS = 50

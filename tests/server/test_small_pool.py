@@ -8,7 +8,7 @@ from sglang_trunc.serving.counters import counted_since
 from tests.server.events import KINDS, Events
 from tests.server.idle import idle_problem
 from tests.server.oracle import prompt_of
-from tests.server.setups import LoopSpec, Setup, Trunc
+from tests.server.setups import LoopSpec, Setup, Trunc, slow
 
 POOL = 320
 SMALL = {
@@ -22,8 +22,8 @@ SMALL = {
 }
 ROWS = (
     Setup("ouro", Trunc(2, 4), page=1, **SMALL),
-    Setup("ouro-gqa", Trunc(1, 5), page=16, **SMALL),
-    Setup("ouro-gqa", LoopSpec(2, None, 12), page=16, **SMALL),
+    slow(Setup("ouro-gqa", Trunc(1, 5), page=16, **SMALL)),
+    slow(Setup("ouro-gqa", LoopSpec(2, None, 12), page=16, **SMALL)),
     Setup("ouro", LoopSpec(1, 2, 16, 0.0), page=1, checkpoint={"dial": 0.05}, **SMALL),
 )
 pytestmark = pytest.mark.parametrize("served", ROWS, ids=lambda row: row.name, indirect=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.server.oracle import prompt_of
-from tests.server.setups import Setup
+from tests.server.setups import Setup, slow
 
 TWO_RANKS = {"flags": ("--tp-size", "2"), "environment": {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}}
-ROWS = (Setup("ouro", None, **TWO_RANKS), Setup("retro-olmo2", None, chunk=7, **TWO_RANKS))
+ROWS = (slow(Setup("ouro", None, **TWO_RANKS)), Setup("retro-olmo2", None, chunk=7, **TWO_RANKS))
 
 
 @pytest.mark.parametrize("served", ROWS, ids=lambda row: row.family, indirect=True)
