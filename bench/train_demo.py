@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -38,6 +38,7 @@ DEMOS = ROOT / "sglang_trunc" / "demos"
 FAMILIES = ("ouro", "raven")
 TOKENS_PER_STEP = 2048
 LENGTHS, LENGTH_WEIGHTS = (256, 512, 1024), (0.75, 0.15, 0.10)
+SHORTEST_PASSAGE = 8
 WARMUP_STEPS = 60
 MUON_LEARNING_RATE = 0.02
 FINAL_LR_SHARE = 0.02
@@ -55,6 +56,8 @@ def train(
     learning_rate: float = 5e-3,
     threads: int = 1,
     out: Path | None = None,
+    start_from: Annotated[Path | None, typer.Option(help="go on from this checkpoint")] = None,
+    repeats: Annotated[float, typer.Option(min=0, max=1, help="share of sequences that repeat a passage")] = 0.0,
 ) -> None:
     """Train one demo model and write it to sglang_trunc/demos/FAMILY."""
     if family not in FAMILIES:
@@ -67,9 +70,9 @@ def train(
     held_out = token_stream(tokenizer, [*corpus.held_out, *corpus.held_out_dialogues], seed)
     console.print(f"{len(stream)} training tokens, {len(held_out)} held out, corpus {corpus.digest}")
 
-    model = build(family, seed)
+    model = build(family, seed) if start_from is None else load_checkpoint(start_from, torch.float32).train()
     started, cpu_started = time.monotonic(), time.process_time()
-    history = run_steps(model, stream, steps, seed, learning_rate)
+    history = run_steps(model, stream, steps, seed, learning_rate, repeats)
     wall, cpu = time.monotonic() - started, time.process_time() - cpu_started
     save_checkpoint(model, out, torch.bfloat16)
     save_tokenizer(tokenizer, out, MAX_POSITIONS)
@@ -108,7 +111,7 @@ def token_stream(tokenizer: Any, documents: list[str], seed: int) -> torch.Tenso
 
 
 def run_steps(
-    model: LoopedReference, stream: torch.Tensor, steps: int, seed: int, learning_rate: float
+    model: LoopedReference, stream: torch.Tensor, steps: int, seed: int, learning_rate: float, repeats: float
 ) -> dict[str, dict[str, float]]:
     """Trains in place; returns mean loss per depth over windows of steps: {"step": {"depth": loss}}."""
     rng = random.Random(seed)
@@ -122,7 +125,7 @@ def run_steps(
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * schedule(step, steps)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            result: Losses = losses(model, draw_batch(stream, rng), rng, step)
+            result: Losses = losses(model, draw_batch(stream, rng, repeats), rng, step)
         result.total.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -168,10 +171,18 @@ def schedule(step: int, steps: int) -> float:
     return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def draw_batch(stream: torch.Tensor, rng: random.Random) -> torch.Tensor:
+def draw_batch(stream: torch.Tensor, rng: random.Random, repeats: float) -> torch.Tensor:
     length = rng.choices(LENGTHS, LENGTH_WEIGHTS)[0]
-    starts = [rng.randrange(len(stream) - length - 1) for _ in range(TOKENS_PER_STEP // length)]
-    return torch.stack([stream[start : start + length + 1] for start in starts])
+    return torch.stack([_draw(stream, rng, length + 1, repeats) for _ in range(TOKENS_PER_STEP // length)])
+
+
+def _draw(stream: torch.Tensor, rng: random.Random, length: int, repeats: float) -> torch.Tensor:
+    """A stretch of the text, or one of its passages over and over, from which copying is learnt."""
+    start = rng.randrange(len(stream) - length)
+    if not repeats or rng.random() >= repeats:
+        return stream[start : start + length]
+    passage = stream[start : start + rng.randint(SHORTEST_PASSAGE, length // 2)]
+    return passage.repeat(-(-length // len(passage)))[:length]
 
 
 def corpus_record(corpus: Corpus, stream: torch.Tensor) -> dict[str, Any]:

@@ -29,10 +29,10 @@ class Proposal:
 
     depth: int  # of the readout: d1 or d2; LOOKUP until d1 has agreed
     token: int
-    probability: float  # of a looked-up token: what its match says (``lookups``)
+    probability: float  # of a looked-up token: how long a match it continues (``lookahead``)
     standing: Standing
     lane: Lane | None = None  # the child that started on it last, if any did
-    match: float | None = None  # ``probability`` that it was looked up with
+    looked_up: tuple[Standing, float] | None = None  # standing and probability that it was looked up with
 
     @property
     def running(self) -> Lane | None:

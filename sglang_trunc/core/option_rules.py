@@ -6,6 +6,7 @@ refusal; and ``holds``, for values of the right type. The last two see R and the
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 LISTED_IN_FULL = 16  # numbers in a refusal
@@ -91,7 +92,23 @@ class Only(NamedTuple):
         return bool(chosen[self.option] == self.setting)
 
 
-Rule = Between | OneOf | Named | Only
+class File(NamedTuple):
+    """The path of a file that is there, or nothing."""
+
+    kind: str  # of file, for refusals
+
+    @property
+    def documented(self) -> str:
+        return f"the path of a {self.kind}, or nothing"
+
+    def named(self, recurrences: int, chosen: Chosen) -> str:
+        return self.documented
+
+    def holds(self, value: str, recurrences: int, chosen: Chosen) -> bool:
+        return not value or Path(value).is_file()
+
+
+Rule = Between | OneOf | Named | Only | File
 
 
 def specs_of(kind: type) -> "list[Field[Any]]":

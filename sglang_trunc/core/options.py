@@ -1,107 +1,28 @@
 """Options of the speculative algorithms: which there are and what each accepts.
 
-Each field is documented once, in its metadata; `core.options_table` renders the README's table from that. Where a
-value comes from is `core.resolve`'s business. Whatever cannot be used is refused with one sentence that names
-the field, the value, its source and what is accepted.
+Each field is documented once, in its metadata; `core.options_table` renders the README's table from that. Fields of
+several classes are in `core.option_fields`. Where a value comes from is `core.resolve`'s business. Whatever cannot be
+used is refused with one sentence that names the field, the value, its source and what is accepted.
 
 What an option accepts may depend on R and on the options before it in its class (d2 on d1), so these are
 always checked in that order. TRUNC has two classes, of which `core.resolve.kind_of` picks one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from sglang_trunc.core.option_rules import Between, Chosen, Named, OneOf, Only, Rule, checked, specs_of
+from sglang_trunc.core import option_fields
+from sglang_trunc.core.option_fields import FIXED as FIXED
+from sglang_trunc.core.option_fields import MEASURED as MEASURED
+from sglang_trunc.core.option_fields import RESIDUAL as RESIDUAL
+from sglang_trunc.core.option_fields import SEEDED as SEEDED
+from sglang_trunc.core.option_rules import Between, File, Named, OneOf, checked, specs_of
 from sglang_trunc.core.option_rules import OptionError as OptionError
 
 ENV_PREFIX = "SGLANG_TRUNC_"
 OVERRIDE_KEY = "trunc"
-
-SEEDED, RESIDUAL = "seeded", "residual"  # sampling policies
-MEASURED, FIXED = "measured", "fixed"  # control
-
-
-def _option(doc: str, rule: Rule, default: Callable[[int, Chosen], float]) -> Any:
-    # No dataclass default: every value passes through resolve_options.
-    return field(metadata={"doc": doc, "rule": rule, "default": default})
-
-
-def _option_with(default: float | str, doc: str, rule: Rule) -> Any:
-    # The default is a constant, so code that builds options may leave it out; by keyword, since these come first.
-    return field(default=default, kw_only=True, metadata={"doc": doc, "rule": rule, "default": lambda r, _: default})
-
-
-# Depths
-
-
-def default_draft_depth(recurrences: int) -> int:
-    """A quarter of the way for shallow loops; deep ones (Raven, R = 32) settle earlier."""
-    return recurrences // 8 if recurrences >= 16 else max(1, recurrences // 4)
-
-
-def _divisors(recurrences: int, least_cycles: int) -> list[int]:
-    """Depths that divide R into at least so many cycles."""
-    return [depth for depth in range(1, recurrences // least_cycles + 1) if recurrences % depth == 0]
-
-
-def _largest_up_to(wanted: int, choices: Sequence[int]) -> int:
-    return max(choice for choice in choices if choice <= wanted)
-
-
-def _d1(rule: Rule, default: Callable[[int, Chosen], int]) -> Any:
-    return _option("depth (recurrences done) at which drafts are read out", rule, default)
-
-
-def _pipelined_d1(documented: str, sentence: str, least_cycles: int) -> Any:
-    return _d1(
-        OneOf(documented, sentence, lambda r, _: _divisors(r, least_cycles)),
-        lambda r, _: _largest_up_to(default_draft_depth(r), _divisors(r, least_cycles)),
-    )
-
-
-def _second_depths(recurrences: int, chosen: Chosen) -> Sequence[int]:
-    return range(2 * chosen["d1"], recurrences, chosen["d1"])
-
-
-def _d2(rule: Rule, default: Callable[[int, Chosen], int]) -> Any:
-    return _option("second depth at which drafts are read out, where they are confirmed or contested", rule, default)
-
-
-def _default_d2(recurrences: int, chosen: Chosen) -> int:
-    wanted = chosen["d1"] * (2 if recurrences < 16 else 4)
-    return _largest_up_to(wanted, _second_depths(recurrences, chosen))
-
-
-# Sampling and acceptance
-
-
-def _relaxed_option(rule: Between, exact: float, doc: str) -> Any:
-    # The cascade accepts by coins of its own, and has no choice that a draft could take the place of.
-    return _option_with(exact, f"for measurement, not exact: {doc}", Only(exact, "sampling_policy", RESIDUAL, rule))
-
-
-# Lookups and control
-
-
-def _lookup(default: int) -> Any:
-    return _option_with(
-        default,
-        "most tokens that are looked up in the request's own text and start beside a new lane, or a block's root; d1 "
-        "screens them. 0: none",
-        Between(int, 0, 64),
-    )
-
-
-def _control(default: str) -> Any:
-    return _option_with(
-        default,
-        "who decides how many rows a tick has and how many looked-up tokens start: measured, what a row costs on this "
-        "machine and what proposals have been worth; fixed, max_width and lookup alone",
-        Named((MEASURED, FIXED)),
-    )
-
 
 # The algorithms
 
@@ -115,28 +36,40 @@ class Options:
     least_recurrences: ClassVar[int] = 1
     why: ClassVar[str] = ""  # a model of fewer cannot be served
 
-    sampling_policy: str = _option_with(
+    sampling_policy: str = option_fields.option_with(
         SEEDED,
         "how requests with a temperature draw: seeded, every depth with the position's own noise, for the plain "
         "server's text; residual, LoopSpec's cascade of independent draws, for another text of the same law",
         Named((SEEDED, RESIDUAL)),
     )
-    relax_top: int = _relaxed_option(
+    relax_top: int = option_fields.relaxed_option(
         Between(int, 1, 64),
         1,
         "a draft is kept in place of full depth's choice where it is among so many best tokens and passes relax_tau",
     )
-    relax_tau: float = _relaxed_option(
+    relax_tau: float = option_fields.relaxed_option(
         Between(float, 0, 1),
         1.0,
         "a draft that relax_top keeps must have this share of the best token's probability; 1 keeps equal ones alone",
     )
 
-    lookup: int = _lookup(0)
-    lookup_min_match: int = _option_with(
+    lookup: int = option_fields.lookup(0)
+    lookup_min_match: int = option_fields.option_with(
         3,
         "tokens at least that must have occurred before, in this order, for what followed them to be looked up",
         Between(int, 1, 32),
+    )
+    lookup_corpus: str = option_fields.option_with(
+        "",
+        'documents that every request looks up in beside its own text: JSON Lines, each of them {"tokens": [...]} or '
+        '{"text": "..."}',
+        File("JSON Lines file"),
+    )
+    screen_top: int = option_fields.option_with(
+        1,
+        "a looked-up token goes on beyond d1 only if it is among so many of d1's best; 1: only if d1 chooses it; "
+        "0: always",
+        Between(int, 0, 64),
     )
 
     @property
@@ -165,32 +98,16 @@ class TruncOptions(Options):
     algorithm: ClassVar[str] = "TRUNC"
     schedule: ClassVar[str] = "blocks"
 
-    d1: int = _d1(Between(int, 1, None), lambda r, _: default_draft_depth(r))
-    block_size: int = _option(
+    d1: int = option_fields.d1(Between(int, 1, None), lambda r, _: option_fields.default_draft_depth(r))
+    block_size: int = option_fields.option(
         "tokens verified together in a round, the bonus token included; 1 is plain decoding",
         Between(int, 1, 64),
         lambda r, _: 4,
     )
-    draft_threshold: float = _option(
+    draft_threshold: float = option_fields.option(
         "drafting of a block stops when the draft's probability at d1 falls below this; 0 never stops it",
         Between(float, 0, 1),
         lambda r, _: 0.0,
-    )
-
-
-def _max_width(default: int = 16) -> Any:
-    return _option(
-        "rows of one tick, all requests together; the tree is cut to it, every request keeps at least its oldest lane",
-        Between(int, 1, 256),
-        lambda r, _: default,
-    )
-
-
-def _min_survival() -> Any:
-    return _option(
-        "a lane whose estimated chance to be kept is below this is not started, or dropped",
-        Between(float, 0, 1),
-        lambda r, _: 0.02,
     )
 
 
@@ -200,10 +117,11 @@ class SingleOptions(Options):
     least_recurrences: ClassVar[int] = 2
     why: ClassVar[str] = "a looped model with one recurrence has no early depth"
 
-    d1: int = _pipelined_d1("a divisor of R below it", "a divisor of R = {R} below it", 2)
-    max_width: int = _max_width()
-    min_survival: float = _min_survival()
-    control: str = _control(FIXED)
+    d1: int = option_fields.pipelined_d1("a divisor of R below it", "a divisor of R = {R} below it", 2)
+    max_width: int = option_fields.max_width()
+    min_survival: float = option_fields.min_survival()
+    control: str = option_fields.control(FIXED)
+    lookup_candidates: int = option_fields.lookup_candidates()
 
 
 @dataclass(frozen=True)
@@ -213,16 +131,21 @@ class DualOptions(Options):
     why: ClassVar[str] = "d2 must be a multiple of d1 between d1 and R, which for R = 3 are d1 = 1 and d2 = 2"
 
     # R / 2 divides R, too, but leaves no multiple of itself for d2.
-    d1: int = _pipelined_d1(
+    d1: int = option_fields.pipelined_d1(
         "a divisor of R below R / 2", "a divisor of R = {R} below R / 2, so that d2 fits between d1 and R", 3
     )
-    d2: int = _d2(
-        OneOf("a multiple of d1 between d1 and R", "a multiple of d1 = {d1} between d1 and R = {R}", _second_depths),
-        _default_d2,
+    d2: int = option_fields.d2(
+        OneOf(
+            "a multiple of d1 between d1 and R",
+            "a multiple of d1 = {d1} between d1 and R = {R}",
+            option_fields.second_depths,
+        ),
+        option_fields.default_d2,
     )
-    max_width: int = _max_width()
-    min_survival: float = _min_survival()
-    control: str = _control(FIXED)
+    max_width: int = option_fields.max_width()
+    min_survival: float = option_fields.min_survival()
+    control: str = option_fields.control(FIXED)
+    lookup_candidates: int = option_fields.lookup_candidates()
 
 
 @dataclass(frozen=True)
@@ -232,22 +155,27 @@ class ControlledOptions(Options):
     algorithm: ClassVar[str] = "TRUNC"
     schedule: ClassVar[str] = "lanes"
     least_recurrences: ClassVar[int] = 2
-    why: ClassVar[str] = "with one there is no early depth, and d2, max_width, min_survival and control are for lanes"
+    why: ClassVar[str] = (
+        "with one there is no early depth, and d2, max_width, min_survival, control and lookup_candidates are for lanes"
+    )
 
     # Blocks take any depth, and a d1 that was chosen for them may come without its block size.
-    d1: int = _pipelined_d1("a divisor of R below it", "a divisor of R = {R} below it where no block_size is set", 2)
-    d2: int = _d2(
+    d1: int = option_fields.pipelined_d1(
+        "a divisor of R below it", "a divisor of R = {R} below it where no block_size is set", 2
+    )
+    d2: int = option_fields.d2(
         OneOf(
             "a multiple of d1 between d1 and R, or 0 for none",
             "a multiple of d1 = {d1} between d1 and R = {R}, or 0 for none",
-            lambda r, chosen: [0, *_second_depths(r, chosen)],
+            lambda r, chosen: [0, *option_fields.second_depths(r, chosen)],
         ),
-        lambda r, chosen: _default_d2(r, chosen) if _second_depths(r, chosen) else 0,
+        lambda r, chosen: option_fields.default_d2(r, chosen) if option_fields.second_depths(r, chosen) else 0,
     )
-    max_width: int = _max_width(32)
-    min_survival: float = _min_survival()
-    control: str = _control(MEASURED)
-    lookup: int = _lookup(8)
+    max_width: int = option_fields.max_width(32)
+    min_survival: float = option_fields.min_survival()
+    control: str = option_fields.control(MEASURED)
+    lookup_candidates: int = option_fields.lookup_candidates()
+    lookup: int = option_fields.lookup(8)
 
 
 # Of each algorithm; the first is used that has all options that were set, and that R suffices for (resolve.kind_of).

@@ -40,6 +40,8 @@ class Schedule(NamedTuple):
     max_width: int  # rows of a tick; more only where there are more requests
     min_survival: float  # a lane below it is not worth its row
     lookup: int = 0  # most looked-up tokens that start beside one lane
+    lookup_candidates: int = 1  # continuations they are taken from
+    screen_top: int = 1  # of d1's best tokens, those that a looked-up one may be; 0: d1 does not screen
 
     @property
     def cycles(self) -> int:
@@ -52,6 +54,7 @@ class Choice(NamedTuple):
 
     token: int
     probability: float  # of that token, at that depth
+    best: Sequence[int] = ()  # at d1, where ``screen_top`` is above 1: so many of the row's best tokens
 
 
 class Commit(NamedTuple):
@@ -226,14 +229,19 @@ class Pipeline:
             self._count_dropped(dropped)
             if agrees:
                 return
-        first = lane.proposals[0] if lane.proposals else None
+        # Looked-up tokens that d1 let pass without choosing them are no depth's proposals.
+        first = next((proposal for proposal in lane.proposals if proposal.depth != LOOKUP), None)
         if first is not None and first.token == choice.token:
             first.standing = Standing.CONFIRMED
             return
         if first is not None:
             first.standing = Standing.CONTESTED
         standing = Standing.OPEN if lane.depth == self.schedule.d1 else Standing.SECOND
-        lane.proposals.append(Proposal(lane.depth, choice.token, choice.probability, standing))
+        found = next((proposal for proposal in lane.proposals if proposal.token == choice.token), None)
+        if found is None:
+            lane.proposals.append(Proposal(lane.depth, choice.token, choice.probability, standing))
+        else:
+            found.depth, found.probability, found.standing = lane.depth, choice.probability, standing
 
     def _commit(self, tree: LaneTree, token: int) -> Move | None:
         root = tree.root
@@ -262,8 +270,8 @@ class Pipeline:
                 {proposal.standing, Standing.OPEN} if proposal.depth == self.schedule.d1 else {proposal.standing}
             )
             outcomes += [(standing, proposal.probability, proposal.token == token) for standing in standings]
-            if proposal.match is not None and proposal.depth != LOOKUP:
-                outcomes.append((Standing.LOOKED_UP, proposal.match, proposal.token == token))
+            if proposal.looked_up is not None and proposal.depth != LOOKUP:
+                outcomes.append((*proposal.looked_up, proposal.token == token))
         self.control.of(tree.key).observe(outcomes)
 
     def _share_out(self) -> None:

@@ -24,6 +24,7 @@ class Standing(Enum):
     CONTESTED = "contested"  # d2 chose another
     SECOND = "second"  # proposed at d2
     LOOKED_UP = "looked up"  # continues an earlier occurrence; no depth has spoken
+    BESIDE = "beside"  # looked up, too, but another continuation is the better guess
 
 
 def _prior(standing: Standing, probability: float) -> float:
@@ -32,6 +33,8 @@ def _prior(standing: Standing, probability: float) -> float:
             return 0.5 + 0.5 * probability
         case Standing.CONTESTED:
             return 0.1
+        case Standing.BESIDE:
+            return 0.5 * probability
         case _:
             return probability
 

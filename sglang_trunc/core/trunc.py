@@ -3,8 +3,9 @@
 One round of one batch, as a pure function over a ``LaneEngine``:
 
 1. propose: each request's newest token runs steps [0, d1), and with it what was looked up behind it; the choices at d1
-   keep the part of that which they agree with (screening). The choice of the last kept node is the next draft, and so
-   on, until the request's budget is full or the drafted token's probability falls under the threshold;
+   keep the part of that which they agree with (screening; ``screen_top`` says how closely). The choice of the last kept
+   node is the next draft, and so on, until the request's budget is full or the drafted token's probability falls under
+   the threshold;
 2. commit: every kept node continues from its state at d1 through [d1, R); one readout at R; the longest
    prefix of drafts equal to the choice at R is accepted, and the row after it gives the bonus token.
 
@@ -127,7 +128,7 @@ def _propose(
         logits = engine.readout(nodes)
         counters.count_readout(options.d1, len(nodes))
         drafts = choose(Readout(nodes, options.d1, logits, chains, None))
-        choices[nodes.request, nodes.offset] = drafts
+        choices[nodes.request, nodes.offset] = _passed(drafts, _drafts_behind(nodes, chains, lengths), logits, options)
         screened = 1 + count_accepted(chains, choices, lengths)
         counters.screened_out += int((lengths - screened).sum())
         lengths = screened
@@ -141,6 +142,16 @@ def _propose(
         chains[growing, nodes.offset] = drafts[ends]
         lengths[growing] += 1
     return chains, lengths
+
+
+def _passed(choices: Tensor, behind: Tensor, logits: Tensor, options: TruncOptions) -> Tensor:
+    """What d1 lets follow each node: the token behind it where that is good enough, else its own choice. All [n]."""
+    if options.screen_top == 1:
+        return choices
+    passes = behind >= 0
+    if options.screen_top:
+        passes &= (logits.topk(min(options.screen_top, logits.shape[1])).indices == behind.unsqueeze(1)).any(1)
+    return torch.where(passes, behind, choices)
 
 
 def _only(nodes: Nodes, wanted: Tensor) -> Nodes:

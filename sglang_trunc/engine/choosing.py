@@ -15,7 +15,7 @@ from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from torch import Tensor
 
 from sglang_trunc.core import sampling, trunc
-from sglang_trunc.core.lane_tree import Lane
+from sglang_trunc.core.lane_tree import LOOKUP, Lane
 from sglang_trunc.core.options import RESIDUAL, Options
 from sglang_trunc.core.pipeline import Choice
 from sglang_trunc.core.pipeline_round import choose
@@ -128,7 +128,7 @@ class LaneChooser:
         self.hidden: list[list[Tensor]] = [[] for _ in request_rows]  # of the tokens that this round commits
 
     def __call__(self, lanes: Sequence[Lane], logits: Tensor) -> list[Choice]:
-        choices = self._relaxed(lanes, logits, self._choices(lanes, logits))
+        choices = self._screening(lanes, logits, self._relaxed(lanes, logits, self._choices(lanes, logits)))
         committed = []
         for lane, choice in zip(lanes, choices, strict=True):
             if self._is_committed(lane):
@@ -191,6 +191,22 @@ class LaneChooser:
             kept = relax(logits, tokens, drafted, options.relax_top, options.relax_tau)
             tokens = torch.where(greedy, kept, tokens)
         return [choice._replace(token=token) for choice, token in zip(choices, tokens.tolist(), strict=True)]
+
+    def _screening(self, lanes: Sequence[Lane], logits: Tensor, choices: list[Choice]) -> list[Choice]:
+        """With the best tokens, by probability, of the rows that have looked-up tokens to screen."""
+        top = self._options.screen_top
+        if top <= 1:
+            return choices
+        awaited = [
+            row
+            for row, lane in enumerate(lanes)
+            if lane.depth < self._recurrences and any(proposal.depth == LOOKUP for proposal in lane.proposals)
+        ]
+        best = logits[awaited].topk(min(top, logits.shape[1])).indices.tolist()
+        choices = list(choices)
+        for row, tokens in zip(awaited, best, strict=True):
+            choices[row] = choices[row]._replace(best=tokens)
+        return choices
 
     def _path(self, lane: Lane, index: int) -> Path:
         """Tokens behind the base: what this round has committed up to the root, then the lanes below it."""

@@ -109,6 +109,8 @@ class PipelineWorker(LoopedWorker):
             options.max_width,
             options.min_survival,
             options.lookup,
+            options.lookup_candidates,
+            options.screen_top,
         )
 
     def clear_cache_pool(self) -> None:

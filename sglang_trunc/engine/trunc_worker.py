@@ -50,11 +50,11 @@ class TruncWorker(LoopedWorker):
 
     def _looked_up(self, batch, budgets: list[int]) -> list[Sequence[int]]:
         """What may follow each request's newest token."""
-        found = []
+        found: list[Sequence[int]] = []
         for req, length, budget in zip(batch.reqs, batch.seq_lens.tolist(), budgets, strict=True):
             self._know_text(req, length + 1 - len(req.origin_input_ids))
-            tokens, _ = self.lookups.continuation(req.rid, (), min(self.options.lookup, budget - 1))
-            found.append(tokens)
+            candidates = self.lookups.candidates(req.rid, (), min(self.options.lookup, budget - 1), 1)
+            found.append(candidates[0].tokens if candidates else ())
         return found
 
     def _remember(self, batch, tokens: Tensor, lengths: Tensor) -> None:

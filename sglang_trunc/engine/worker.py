@@ -29,7 +29,7 @@ from sglang_trunc.engine import cost, departures, lane_attention, metrics, repor
 from sglang_trunc.engine.choosing import BatchChooser, seeds_of
 from sglang_trunc.engine.kv_pool import LoopedKVPool
 from sglang_trunc.engine.lane_attention import LaneAttention
-from sglang_trunc.engine.lookahead import MAX_MATCH, RequestLookups
+from sglang_trunc.engine.lookahead import lookups_for
 from sglang_trunc.engine.names import MEASURE_ENV
 from sglang_trunc.engine.options import described, resolve
 from sglang_trunc.engine.outputs import Outputs
@@ -88,7 +88,7 @@ class LoopedWorker(BaseSpecWorker):
         self.speculative_num_steps = get_spec().speculative_num_steps
         self.cost: CostTable | None = None
         self.outputs = Outputs(all_of_them=self.options.lookup > 0)
-        self.lookups = RequestLookups(self.options.lookup_min_match, max(MAX_MATCH, self.options.lookup_min_match))
+        self.lookups = lookups_for(self.options, target_worker.tokenizer)
         self.model_runner.sampler = SeededSampler()
         self.stopwatch = Stopwatch() if os.environ.get(MEASURE_ENV) else None
 

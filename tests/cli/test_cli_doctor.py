@@ -91,12 +91,25 @@ def config(recurrences: int) -> SimpleNamespace:
     )  # fmt: skip
 
 
-OF_ALL = {"SAMPLING_POLICY": "seeded", "RELAX_TOP": 1, "RELAX_TAU": 1.0, "LOOKUP": 0, "LOOKUP_MIN_MATCH": 3}
+OF_ALL = {"SAMPLING_POLICY": "seeded", "RELAX_TOP": 1, "RELAX_TAU": 1.0, "LOOKUP": 0, "LOOKUP_MIN_MATCH": 3} | {
+    "LOOKUP_CORPUS": "",
+    "SCREEN_TOP": 1,
+}
+LANES = {"LOOKUP_CANDIDATES": 1}
 PIPELINE = {"MAX_WIDTH": 16, "MIN_SURVIVAL": 0.02}
 SHOWN = {
-    "TRUNC": {"D1": 1, "D2": 2, "MAX_WIDTH": 32, "MIN_SURVIVAL": 0.02, **OF_ALL, "LOOKUP": 8, "CONTROL": "measured"},
-    "LOOPSPEC_SINGLE": {"D1": 1, **PIPELINE, **OF_ALL, "CONTROL": "fixed"},
-    "LOOPSPEC_DUAL": {"D1": 1, "D2": 2, **PIPELINE, **OF_ALL, "CONTROL": "fixed"},
+    "TRUNC": {
+        "D1": 1,
+        "D2": 2,
+        "MAX_WIDTH": 32,
+        "MIN_SURVIVAL": 0.02,
+        **OF_ALL,
+        "LOOKUP": 8,
+        "CONTROL": "measured",
+        **LANES,
+    },
+    "LOOPSPEC_SINGLE": {"D1": 1, **PIPELINE, **OF_ALL, "CONTROL": "fixed", **LANES},
+    "LOOPSPEC_DUAL": {"D1": 1, "D2": 2, **PIPELINE, **OF_ALL, "CONTROL": "fixed", **LANES},
 }
 
 

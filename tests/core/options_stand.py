@@ -15,11 +15,12 @@ TRUNC, SINGLE, DUAL = OPTIONS
 VARIABLE = "environment variable SGLANG_TRUNC_"
 OVERRIDE = "--json-model-override-args"
 
-OF_ALL = ["sampling_policy", "relax_top", "relax_tau", "lookup", "lookup_min_match"]
+OF_ALL = ["sampling_policy", "relax_top", "relax_tau", "lookup", "lookup_min_match", "lookup_corpus", "screen_top"]
+CONTROL = ["control", "lookup_candidates"]
 NAMES = {
-    TRUNC: ["d1", "d2", "max_width", "min_survival", "block_size", "draft_threshold", *OF_ALL, "control"],
-    SINGLE: ["d1", "max_width", "min_survival", *OF_ALL, "control"],
-    DUAL: ["d1", "d2", "max_width", "min_survival", *OF_ALL, "control"],
+    TRUNC: ["d1", "d2", "max_width", "min_survival", "block_size", "draft_threshold", *OF_ALL, *CONTROL],
+    SINGLE: ["d1", "max_width", "min_survival", *OF_ALL, *CONTROL],
+    DUAL: ["d1", "d2", "max_width", "min_survival", *OF_ALL, *CONTROL],
 }
 BLOCKS = {"block_size": 4}  # picks them, and is their default
 # (algorithm, what picks the class, the class)

@@ -6,19 +6,22 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from sglang_trunc.core.control import Control
 from sglang_trunc.core.counters import PipelineCounters
 from sglang_trunc.core.id_bank import IdBank
 from sglang_trunc.core.lane_tree import LOOKUP, Lane
-from sglang_trunc.core.pipeline import Pipeline, Schedule
-from sglang_trunc.core.pipeline_round import PipelineRun, pipeline_round
+from sglang_trunc.core.lookup.candidates import Candidate, Source
+from sglang_trunc.core.pipeline import Choice, Pipeline, Schedule
+from sglang_trunc.core.pipeline_round import PipelineRun, choose, pipeline_round
 from tests.core.scripted_engine import Script, ScriptedEngine, names
 
 
 class ScriptedLookups:
     """Looked-up continuations that are right with a given chance, token by token; ``text`` is what they know."""
 
-    def __init__(self, script: Script, right: float, length: int, match: float = 0.5):
+    def __init__(self, script: Script, right: float, length: int, match: int = 8):
         self.script = script
         self.right = right
         self.length = length
@@ -29,14 +32,19 @@ class ScriptedLookups:
     def commit(self, key: int, token: int) -> None:
         self.text[key].append(token)
 
-    def continuation(self, key: int, path: Sequence[int], most: int) -> tuple[list[int], float]:
+    def candidates(self, key: int, path: Sequence[int], most: int, count: int) -> list[Candidate]:
         self.asked += 1
-        found = []
-        for _ in range(min(most, self.length)):
+        found = [self._guess(key, path, min(most, self.length), number) for number in range(count)]
+        return [Candidate(tokens, self.match, Source.OWN) for tokens in dict.fromkeys(found) if tokens]
+
+    def _guess(self, key: int, path: Sequence[int], length: int, number: int) -> tuple[int, ...]:
+        found: list[int] = []
+        for _ in range(length):
             name = names([*self.text[key], *path, *found])[-1]
             wrong = (self.script.truth(name) + 1) % self.script.vocabulary
-            found.append(self.script.truth(name) if self.script._share(name, 77) < self.right else wrong)
-        return found, self.match
+            right = self.script._share(name, 77 + number) < self.right
+            found.append(self.script.truth(name) if right else wrong)
+        return tuple(found)
 
 
 FIRST_BRANCH = 10_000
@@ -107,6 +115,10 @@ class Stand:
         self.widths: list[int] = []  # rows of every cycle
         self.born: list[int] = []  # lanes started in every cycle
 
+    def _choose(self, _lanes: Sequence[Lane], logits: Tensor) -> list[Choice]:
+        best = logits.topk(min(self.plan.screen_top, logits.shape[1])).indices.tolist()
+        return [choice._replace(best=tokens) for choice, tokens in zip(choose(logits), best, strict=True)]
+
     # What a scheduler does.
 
     @property
@@ -143,7 +155,7 @@ class Stand:
             self._reserve(self.requests[key])
             self._admit(key)
         cycles = self.engine.cycles
-        runs = pipeline_round(self.engine, self.pipeline, keys, keep_logits)
+        runs = pipeline_round(self.engine, self.pipeline, keys, keep_logits, self._choose)
         assert self.engine.cycles - cycles <= self.plan.cycles
         assert runs.keys() == set(keys)
         for key, run in runs.items():

@@ -9,6 +9,7 @@ from sglang_trunc.core.options import OPTIONS, ControlledOptions, OptionError, T
 from sglang_trunc.core.resolve import kind_of
 from tests.core.options_stand import (
     BLOCKS,
+    CONTROL,
     DUAL,
     NAMES,
     OF_ALL,
@@ -21,7 +22,7 @@ from tests.core.options_stand import (
     resolve,
 )
 
-OF_LANES = ["d2", "max_width", "min_survival", "control"]
+OF_LANES = ["d2", "max_width", "min_survival", *CONTROL]
 OF_BLOCKS = ["block_size", "draft_threshold"]
 VALUES = {
     "d1": 1,
@@ -36,6 +37,9 @@ VALUES = {
     "relax_tau": 1.0,
     "lookup": 2,
     "lookup_min_match": 2,
+    "lookup_corpus": __file__,
+    "screen_top": 2,
+    "lookup_candidates": 2,
 }
 
 
@@ -59,7 +63,7 @@ def test_every_option_of_trunc_is_one_classes_or_both():
     [
         ([], ControlledOptions),
         (["d1"], ControlledOptions),
-        *(([name], ControlledOptions) for name in [*OF_ALL, "max_width", "min_survival", "control"]),
+        *(([name], ControlledOptions) for name in [*OF_ALL, *CONTROL, "max_width", "min_survival"]),
         (["d1", "max_width", "lookup"], ControlledOptions),
         *(([name], TruncOptions) for name in OF_BLOCKS),
         (["d1", "block_size"], TruncOptions),
@@ -127,7 +131,7 @@ def test_one_recurrence_is_for_blocks(name):
 def test_one_recurrence_is_not_for_lanes(name):
     sentence = (
         "R is 1, but TRUNC with lanes needs at least 2: with one there is no early depth, and d2, max_width, "
-        "min_survival and control are for lanes."
+        "min_survival, control and lookup_candidates are for lanes."
     )
     assert refusal({name: VALUES[name]}, recurrences=1) == sentence
     assert refusal(env={env_name(name): str(VALUES[name])}, recurrences=1) == sentence

@@ -227,7 +227,7 @@ def test_models_that_are_too_shallow(algorithm, recurrences, message):
         (ControlledOptions(2, 6, 8, 0.05), 6, "d2 is 6 (from the caller), but must be a multiple of d1 = 2 "
          "between d1 and R = 6, or 0 for none: 0, 4."),
         (ControlledOptions(1, 0, 8, 0.05), 1, "R is 1, but TRUNC with lanes needs at least 2: with one there is no "
-         "early depth, and d2, max_width, min_survival and control are for lanes."),
+         "early depth, and d2, max_width, min_survival, control and lookup_candidates are for lanes."),
     ],
 )  # fmt: skip
 def test_values_built_in_code_can_be_checked(options, recurrences, message):

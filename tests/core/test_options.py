@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_trunc.core.option_fields import default_draft_depth
 from sglang_trunc.core.options import (
     OPTIONS,
     ControlledOptions,
@@ -15,7 +16,6 @@ from sglang_trunc.core.options import (
     SingleOptions,
     TruncOptions,
     algorithms_with,
-    default_draft_depth,
     env_name,
     names_of,
 )
@@ -23,6 +23,7 @@ from sglang_trunc.core.presets import Preset
 from sglang_trunc.core.resolve import resolve_options
 from tests.core.options_stand import (
     BLOCKS,
+    CONTROL,
     DUAL,
     NAMES,
     OF_ALL,
@@ -69,7 +70,7 @@ def test_sources_are_mixed_option_by_option():
         "d2": f"{VARIABLE}D2",
         "max_width": OVERRIDE,
         "min_survival": f"{VARIABLE}MIN_SURVIVAL",
-    } | dict.fromkeys([*OF_ALL, "control"], "default for 8 recurrences")
+    } | dict.fromkeys([*OF_ALL, *CONTROL], "default for 8 recurrences")
 
 
 def test_every_value_names_its_source():
@@ -221,7 +222,7 @@ def test_foreign_variable_in_full():
     assert refusal(env={"SGLANG_TRUNC_BLOCK_SIZE": "4"}, algorithm=SINGLE) == (
         "block_size is not an option of LOOPSPEC_SINGLE (environment variable SGLANG_TRUNC_BLOCK_SIZE); "
         "its options are d1, max_width, min_survival, sampling_policy, relax_top, relax_tau, lookup, "
-        "lookup_min_match, control."
+        "lookup_min_match, lookup_corpus, screen_top, control, lookup_candidates."
     )
 
 
@@ -237,9 +238,9 @@ def test_unknown_variables_with_the_prefix_are_named(algorithm):
     assert refusal(env={"SGLANG_TRUNC_DEPTH": "2"}, algorithm=algorithm, other_env=["SGLANG_TRUNC_X"]) == (
         "Environment variable SGLANG_TRUNC_DEPTH is '2', but the plugin reads only SGLANG_TRUNC_BLOCK_SIZE, "
         "SGLANG_TRUNC_CONTROL, SGLANG_TRUNC_D1, SGLANG_TRUNC_D2, SGLANG_TRUNC_DRAFT_THRESHOLD, SGLANG_TRUNC_LOOKUP, "
-        "SGLANG_TRUNC_LOOKUP_MIN_MATCH, SGLANG_TRUNC_MAX_WIDTH, "
-        "SGLANG_TRUNC_MIN_SURVIVAL, SGLANG_TRUNC_RELAX_TAU, SGLANG_TRUNC_RELAX_TOP, SGLANG_TRUNC_SAMPLING_POLICY, "
-        "SGLANG_TRUNC_X."
+        "SGLANG_TRUNC_LOOKUP_CANDIDATES, SGLANG_TRUNC_LOOKUP_CORPUS, SGLANG_TRUNC_LOOKUP_MIN_MATCH, "
+        "SGLANG_TRUNC_MAX_WIDTH, SGLANG_TRUNC_MIN_SURVIVAL, SGLANG_TRUNC_RELAX_TAU, SGLANG_TRUNC_RELAX_TOP, "
+        "SGLANG_TRUNC_SAMPLING_POLICY, SGLANG_TRUNC_SCREEN_TOP, SGLANG_TRUNC_X."
     )
     env = {"SGLANG_TRUNC_THREADS": "2"}
     assert resolve(env=env, algorithm=algorithm, other_env=["SGLANG_TRUNC_THREADS"]).options.d1 == 1

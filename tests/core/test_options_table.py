@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sglang_trunc.core.options import OPTIONS
 from sglang_trunc.core.options_table import options_table
-from tests.core.options_stand import NAMES, OF_ALL, TRUNC
+from tests.core.options_stand import CONTROL, NAMES, OF_ALL, TRUNC
 
 README = Path(__file__).parents[2] / "README.md"
 ROWS = options_table().splitlines()
@@ -13,7 +13,7 @@ CELLS = {row.split("`")[1]: row.split(" | ") for row in ROWS[2:]}  # option -> i
 
 
 def test_table_has_one_row_for_every_option():
-    first = ["d1", "d2", "max_width", "min_survival", "block_size", "draft_threshold", *OF_ALL, "control"]
+    first = ["d1", "d2", "max_width", "min_survival", "block_size", "draft_threshold", *OF_ALL, *CONTROL]
     assert [row.split("`")[1] for row in ROWS[2:]] == first
     assert {*first} == set().union(*NAMES.values())
     assert ROWS[:2] == ["| option | environment variable | algorithms | accepted | meaning |", "|---|---|---|---|---|"]
@@ -33,6 +33,7 @@ def test_table_says_who_has_an_option_and_with_which_schedule():
         "max_width": of_lanes,
         "min_survival": of_lanes,
         "control": of_lanes,
+        "lookup_candidates": of_lanes,
         "block_size": "TRUNC with blocks",
         "draft_threshold": "TRUNC with blocks",
     } | dict.fromkeys(OF_ALL, "all")
@@ -53,6 +54,9 @@ def test_table_says_what_is_accepted():
         "lookup": "an integer from 0 to 64",
         "lookup_min_match": "an integer from 1 to 32",
         "control": "measured or fixed",
+        "lookup_candidates": "an integer from 1 to 8",
+        "lookup_corpus": "the path of a JSON Lines file, or nothing",
+        "screen_top": "an integer from 0 to 64",
     }
 
 

@@ -112,7 +112,7 @@ def test_a_round_returns_the_logits_behind_its_tokens_where_asked_for():
 
 def test_the_lowest_id_wins_a_tie():
     logits = torch.tensor([[0.0, 3.0, 3.0], [1.0, 1.0, 1.0], [0.0, 0.0, 50.0]])
-    tokens, probabilities = zip(*choose(logits), strict=True)
+    tokens, probabilities, _ = zip(*choose(logits), strict=True)
     assert tokens == (1, 0, 2)
     assert probabilities == pytest.approx((0.4879, 1 / 3, 1.0), abs=1e-4)
 

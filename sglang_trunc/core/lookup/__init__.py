@@ -5,10 +5,10 @@ candidates    what a lookup finds: ``Candidate``, its order, and what counts as 
 index         ``LookupIndex``: one request's prompt and committed output, bounded by generations
 corpus        ``Corpus``: documents for all requests, from a JSON Lines file
 merge         ``DraftTree``: several candidates as one small tree, most promising nodes first
-registry      ``Lookups``: the indexes of all requests by key; sees when a text is not the one it knew
 
 Host integers only, standard library only, no clock and no set order: the same calls give the same candidates on every
-rank. Nothing here decides what is committed, a wrong candidate costs time alone. Not wired to a schedule yet.
+rank. Nothing here decides what is committed, a wrong candidate costs time alone. ``engine.lookahead`` keeps an index
+for every request; ``core.lookahead`` and ``core.trunc`` start what it finds.
 
 Source: prompt lookup decoding (Saxena 2023) with the exact longest match in place of a fixed n-gram.
 """

@@ -1,6 +1,6 @@
 """The index of one request's text: prompt and committed output, extended as tokens are committed.
 
-``registry`` keeps one for every request; a schedule asks it for candidates before a round. There is no way back:
+``engine.lookahead`` keeps one for every request; schedules ask it for candidates. There is no way back:
 where tokens are taken back or replaced, the owner builds another index.
 
 Memory is bounded by generations. From half of ``max_tokens`` on, a second tree is fed with the same tokens; when the
