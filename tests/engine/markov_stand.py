@@ -21,7 +21,7 @@ from sglang_trunc.core.pipeline import Pipeline
 from sglang_trunc.core.residual import ResidualMemory
 from sglang_trunc.engine.cascades import Cascade
 from sglang_trunc.engine.choosing import BatchChooser
-from sglang_trunc.engine.lookahead import MAX_MATCH, RequestLookups
+from sglang_trunc.engine.lookahead import RequestLookups, lookups_for
 from sglang_trunc.engine.outputs import Outputs
 from sglang_trunc.engine.pipeline_worker import PipelineWorker
 from sglang_trunc.engine.slots import last_position, tokens_per_round
@@ -153,7 +153,7 @@ class TableServer:
         self.reqs = list(reqs)
         self.texts = [[*req.origin_input_ids, *req.output_ids] for req in reqs]
         table = torch.arange(1, 1 + len(reqs) * CONTEXT, dtype=torch.int64).view(-1, CONTEXT)
-        lookups = RequestLookups(options.lookup_min_match, max(MAX_MATCH, options.lookup_min_match))
+        lookups = lookups_for(options, None)
         self.worker = self._trunc() if isinstance(options, TruncOptions) else self._pipeline(table, lookups)
         self.worker.options = options
         self.worker.outputs = Outputs(all_of_them=options.lookup > 0)

@@ -6,6 +6,7 @@ The workers' own rounds over a model that is a table (``markov_stand``), with ev
 
 from __future__ import annotations
 
+import json
 import random
 import types
 from typing import Any
@@ -83,6 +84,11 @@ OPTIONS = [
     DualOptions(1, 2, 32, 0.0),
     DualOptions(1, 3, 12, 0.05),
     DualOptions(1, 2, 32, 0.0, lookup=3, lookup_min_match=1),
+    # Looked-up tokens that d1 would not choose go on, in chains and in trees.
+    TruncOptions(1, 6, 0.0, lookup=3, lookup_min_match=1, screen_top=0),
+    TruncOptions(1, 6, 0.0, lookup=3, lookup_min_match=1, screen_top=3),
+    SingleOptions(1, 32, 0.0, lookup=4, lookup_min_match=1, lookup_candidates=2, screen_top=2),
+    DualOptions(1, 2, 32, 0.0, lookup=5, lookup_min_match=1, lookup_candidates=3, screen_top=0),
 ]
 
 
@@ -99,6 +105,18 @@ def test_texts_are_plain_decodings_and_every_path_is_right(tables, options):
         assert counters.restarts > 5
     if getattr(options, "d2", None):
         assert counters.accepted[options.d2] > 3  # a branch has won
+
+
+@pytest.mark.parametrize("shortest", range(1, 9))
+def test_matches_of_any_length_change_no_text(tables, shortest, tmp_path):
+    """Nor does a corpus: of other texts, of this one's end and of tokens nobody has."""
+    texts = plain_texts(tables)
+    corpus = tmp_path / "corpus.jsonl"
+    documents = [[3, 1, 2] * 9, [*texts[0], *texts[1]], texts[2][::-1]]
+    corpus.write_text("".join(json.dumps({"tokens": tokens}) + "\n" for tokens in documents))
+    more = {"lookup_min_match": shortest, "lookup_corpus": str(corpus)}
+    for options in (TruncOptions(1, 6, 0.0, lookup=4, **more), DualOptions(1, 2, 32, 0.0, lookup=4, **more)):
+        assert run(tables, options)[0] == texts
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=named)
