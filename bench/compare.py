@@ -1,7 +1,7 @@
 """Plain decoding against speculation, arm by arm, in one run.
 
     python bench/compare.py --model-path M --prompt-lens 7,200,800 --concurrency 1,2,4,8 --threads 1
-    python bench/compare.py --model-path M --arm deep:d1=2 --arm wide:block_size=8 -- --page-size 16
+    python bench/compare.py --model-path M --prompts code,copy --arm deep:d1=2 --arm wide:block_size=8 -- --page-size 16
 
 Every round measures each arm on the same prompts, in an order that rotates from round to round; ratios to
 plain are taken within a round (``summary``), speeds as ``measure`` says, arms as ``arms`` says. By default
@@ -10,7 +10,7 @@ alternates cell by cell; the servers that are not measured are stopped by signal
 scheduler polls and would take a core.
 
 Greedy, a fixed number of tokens, prefix cache empty before each cell. Writes JSON with provenance and the
-table as Markdown; every cell that was measured is in both.
+table as Markdown, with each arm's worst cell behind it; every cell that was measured is in both.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class Plan:
     requests: int  # per cell, rounded up to whole waves
     tokens: int
     threads: int | None
-    source: str
     server_args: list[str]
 
     @property
@@ -82,15 +81,16 @@ class Session:
 
     plan: Plan
     console: Console
-    corpus: prompt_text.Corpus
-    tokens: list[list[int]] = field(default_factory=list)  # tokenised corpus
+    corpora: dict[str, prompt_text.Corpus]
+    tokens: dict[str, list[list[int]]] = field(default_factory=dict)  # tokenised corpora
     facts: dict[str, Any] = field(default_factory=dict)  # per arm
     results: list[Measured] = field(default_factory=list)
 
     def ready(self, arm: Arm, server: Server) -> None:
         """Notes what a server just started says about itself."""
         with server.client() as client:
-            self.tokens = self.tokens or prompt_text.tokenised(self.corpus, client.tokenize)
+            for name, corpus in self.corpora.items() if not self.tokens else ():
+                self.tokens[name] = prompt_text.tokenised(corpus, client.tokenize)
         state = server.internal_state()
         memory = state["memory_usage"]
         self.facts[arm.name] = {
@@ -107,14 +107,15 @@ class Session:
         plan = self.plan
         count = plan.count(cell)
         # Prompts change from round to round, and are the same for all arms of a round.
-        prompts = prompt_text.cut(self.tokens, cell.prompt_len, count, skip=(number + 1) * count)
-        spare = prompt_text.cut(self.tokens, cell.prompt_len, cell.concurrency)
-        with self.console.status(f"round {number + 1}: {arm.name}, {cell.prompt_len} x {cell.concurrency}"):
+        tokens = self.tokens[cell.prompts]
+        prompts = prompt_text.cut(tokens, cell.prompt_len, count, skip=(number + 1) * count)
+        spare = prompt_text.cut(tokens, cell.prompt_len, cell.concurrency)
+        with self.console.status(f"round {number + 1}: {arm.name}, {cell.name}"):
             measure.warm_up(server, cell, spare, WARM_UP_TOKENS)
             found = measure.measure(server, arm.name, number, cell, prompts, plan.tokens)
         self.results.append(found)
         self.console.print(
-            f"round {number + 1}  {arm.name:10} {cell.prompt_len:5} x {cell.concurrency}  "
+            f"round {number + 1}  {arm.name:10} {cell.name}  "
             f"{found.decode_tps:8.2f} tok/s decoding, {found.total_tps:8.2f} in all",
             highlight=False,
         )
@@ -181,12 +182,13 @@ def report(session: Session, out: Path) -> None:
         "requests": plan.requests,
         "max_new_tokens": plan.tokens,
         "threads": plan.threads,
-        "prompts": {"source": plan.source, "digest": session.corpus.digest},
+        "prompts": {name: corpus.digest for name, corpus in session.corpora.items()},
         "server_args": [*plan.pool_args, *plan.server_args],
     }
     head = {"provenance": provenance.collect(env=plan.env), "settings": settings, "arms": session.facts}
     write_json(out, {**head, **summary.as_json(session.results, lines)})
-    out.with_suffix(".md").write_text(summary.markdown(lines), encoding="utf-8")
+    text = summary.markdown(lines) + "\n" + summary.worst_cells(lines)
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
     session.console.print(f"written: {out} and {out.with_suffix('.md').name}")
 
 
@@ -200,19 +202,25 @@ def main(
     requests: Annotated[int, typer.Option(min=1, help="Requests per cell and round.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of a server; default: its own.")] = None,
-    prompts: Annotated[str, typer.Option(help="mixed, code, prose, or a text file.")] = "mixed",
+    prompts: Annotated[str, typer.Option(help="Any of mixed, code, prose, copy, random, text files.")] = "mixed",
     keep_alive: Annotated[bool, typer.Option("--keep-alive", help="All servers at once, one awake.")] = False,
     out: Annotated[Path, typer.Option(help="JSON file; the table goes beside it.")] = Path("bench/out/compare.json"),
 ) -> None:
     """Plain decoding against speculation."""
     # Longest prompts first would hide a warm-up effect in the shortest ones: keep the order given.
-    cells = [Cell(length, level) for length in numbers(prompt_lens) for level in numbers(concurrency)]
+    sources = prompts.split(",")
+    cells = [
+        Cell(length, level, source)
+        for source in sources
+        for length in numbers(prompt_lens)
+        for level in numbers(concurrency)
+    ]
     try:
         chosen = arms.chosen(arm or [])
     except ValueError as problem:
         raise typer.BadParameter(str(problem)) from problem
-    plan = Plan(model_path, chosen, cells, rounds, requests, max_new_tokens, threads, prompts, list(server_args or []))
-    session = Session(plan, Console(), prompt_text.corpus(prompts))
+    plan = Plan(model_path, chosen, cells, rounds, requests, max_new_tokens, threads, list(server_args or []))
+    session = Session(plan, Console(), {source: prompt_text.corpus(source) for source in sources})
     kept_alive(session) if keep_alive else one_at_a_time(session)
     report(session, out)
 

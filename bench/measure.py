@@ -22,6 +22,11 @@ from sglang_trunc.serving.server import Server
 class Cell(NamedTuple):
     prompt_len: int
     concurrency: int
+    prompts: str = "mixed"  # what they are cut from (``prompt_text``)
+
+    @property
+    def name(self) -> str:
+        return f"{self.prompts} {self.prompt_len} x {self.concurrency}"
 
 
 class Measured(NamedTuple):
@@ -38,6 +43,12 @@ class Measured(NamedTuple):
     accept_rate: float | None
     output_ids: list[list[int]]
     counters: dict[str, Any]  # the engine's own, this cell's share; empty for a plain server
+
+    @property
+    def rows_per_token(self) -> float | None:
+        """Rows of the core spent on a committed token; None for a plain server, which spends R."""
+        spent = counters.totals(self.counters) if self.counters else None
+        return spent.rows / spent.tokens if spent and spent.tokens else None
 
 
 def measure(

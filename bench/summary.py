@@ -34,6 +34,7 @@ class Line(NamedTuple):
     total_ratio: float
     accept_length: float | None
     ticks_per_token: float | None
+    rows_per_token: float | None
     equal: int  # texts equal to plain's of the same round
     texts: int
     first_differences: list[int]  # token positions, over all rounds
@@ -68,6 +69,7 @@ def line(mine: Sequence[Measured], plain: Sequence[Measured]) -> Line:
         statistics.median(m.total_tps / p.total_tps for m, p in zip(mine, plain, strict=True)),
         median_or_none([m.accept_length for m in mine]),
         median_or_none([m.ticks_per_token for m in mine]),
+        median_or_none([m.rows_per_token for m in mine]),
         sum(position is None for position in pairs),
         len(pairs),
         [position for position in pairs if position is not None],
@@ -79,17 +81,18 @@ def median_or_none(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-HEADERS = ("cell", "arm", "tok/s", "ratio", "min-max", "in all", "ratio", "TTFT", "accept", "ticks", "equal")
+HEADERS = ("cell", "arm", "tok/s", "ratio", "min-max", "in all", "ratio", "TTFT", "accept", "ticks", "rows", "equal")
 LEGEND = (
-    "cell: prompt tokens x requests; tok/s: decoding, all requests together; ratio: to plain of the same "
+    "cell: prompts, their tokens x requests; tok/s: decoding, all requests together; ratio: to plain of the same "
     "round, median, with min-max; in all: with prefill; TTFT: ms to the first token; "
-    "accept: tokens a round; ticks: passes of the core a token waits for; equal: texts equal to plain's"
+    "accept: tokens a round; ticks: passes of the core a token waits for; rows: of the core, spent on a token; "
+    "equal: texts equal to plain's"
 )
 
 
 def cells_of(one: Line) -> list[str]:
     return [
-        f"{one.cell.prompt_len} x {one.cell.concurrency}",
+        one.cell.name,
         one.arm,
         f"{one.decode_tps:.2f}",
         f"{one.ratio:.2f}",
@@ -99,6 +102,7 @@ def cells_of(one: Line) -> list[str]:
         f"{one.ttft * 1000:.0f}",
         "-" if one.accept_length is None else f"{one.accept_length:.2f}",
         "-" if one.ticks_per_token is None else f"{one.ticks_per_token:.2f}",
+        "-" if one.rows_per_token is None else f"{one.rows_per_token:.2f}",
         f"{one.equal}/{one.texts}",
     ]
 
@@ -119,6 +123,13 @@ def rich_table(lines: Sequence[Line], title: str) -> Table:
 def markdown(lines: Sequence[Line]) -> str:
     rows = [HEADERS, ["---"] * len(HEADERS), *map(cells_of, lines)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + f"\n\n{LEGEND}\n"
+
+
+def worst_cells(lines: Sequence[Line]) -> str:
+    """Markdown: of each arm the cell in which it does worst against plain."""
+    worst = {one.arm: one for one in sorted(lines, key=lambda one: -one.ratio) if one.arm != PLAIN}
+    rows = [f"| {arm} | {one.ratio:.2f} | {one.cell.name} |" for arm, one in sorted(worst.items())]
+    return "\n".join(["| arm | least ratio to plain | cell |", "|---|---|---|", *rows]) + "\n"
 
 
 def as_json(results: Sequence[Measured], lines: Sequence[Line]) -> dict[str, Any]:

@@ -54,6 +54,32 @@ def test_every_cell_has_a_row_in_both_tables():
     assert summary.rich_table(lines, "t").row_count == 2
 
 
+def test_the_worst_cell_of_every_arm_is_named():
+    other = Cell(200, 8, "copy")
+    results = [
+        measured("plain", 0, 10.0),
+        measured("trunc", 0, 12.0),
+        measured("plain", 0, 10.0)._replace(cell=other),
+        measured("trunc", 0, 9.0)._replace(cell=other),
+    ]
+    assert summary.worst_cells(summary.summarise(results)).splitlines()[2:] == ["| trunc | 0.90 | copy 200 x 8 |"]
+
+
+def test_rows_are_counted_per_committed_token():
+    counted = {
+        "rounds": 2,
+        "runs": 2,
+        "tokens": 5,
+        "ticks": 8,
+        "rows": 40,
+        "request_ticks": 8,
+        "drafted": 0,
+        "accepted": 0,
+    }
+    assert measured("trunc", 0, 1.0, counters=counted).rows_per_token == 8.0
+    assert measured("plain", 0, 1.0).rows_per_token is None
+
+
 @given(st.integers(1, 20), st.integers(1, 8))
 def test_waves_are_full_and_keep_the_order(count, concurrency):
     waves = in_waves(list(range(count)), concurrency)

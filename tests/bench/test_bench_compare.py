@@ -42,7 +42,8 @@ def test_measures_every_arm_in_every_cell_and_round(run, fake_servers, mode):
         assert line["equal"] == line["texts"] == 2 * (3 if line["cell"]["concurrency"] == 1 else 4)
         assert line["ratio_min"] <= line["ratio"] <= line["ratio_max"]
         assert line["ratio"] == 1.0 or line["arm"] != "plain"
-    assert table.count("\n|") == 1 + len(written["summary"])
+    # Every cell, then the worst one of each arm, each under two lines of head.
+    assert table.count("\n|") == 1 + len(written["summary"]) + 2 + 4
     assert "differ from plain" not in said
 
 
@@ -66,7 +67,7 @@ def test_settings_and_provenance_are_written(run, fake_servers):
     assert [cell["prompt_len"] for cell in written["settings"]["cells"]] == [5, 5]
     assert written["settings"]["threads"] == 1
     assert written["settings"]["server_args"][-2:] == ["--page-size", "16"]
-    assert written["settings"]["prompts"]["digest"]
+    assert written["settings"]["prompts"]["mixed"]
     assert written["provenance"]["environment"]["OMP_NUM_THREADS"] == "1"
     assert written["provenance"]["packages"]["sglang-trunc"]
     assert written["arms"]["plain"]["kv_bytes_per_token"] == 0.5 * 1024**3 / 4096
@@ -78,7 +79,7 @@ def plan(**changes):
     cells = [compare.Cell(100, 1), compare.Cell(800, 4)]
     defaults = {
         "model_path": "m", "arms": [], "cells": cells, "rounds": 1, "requests": 4, "tokens": 64, "threads": None,
-        "source": "mixed", "server_args": [],
+        "server_args": [],
     }  # fmt: skip
     return compare.Plan(**(defaults | changes))
 
