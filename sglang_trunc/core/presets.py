@@ -5,6 +5,8 @@ A file of configs/ names a model, the shape it is told by and, for each algorith
     {"model": "...", "match": {"architecture": "...", "recurrences": 4, ...},
      "trunc": {"d1": 1}, "loopspec_single": {...}, "loopspec_dual": {...}, "notes": "..."}
 
+Files that end in ``COSTS`` hold cost tables instead (``engine.cost_store``).
+
 A section may be partial or missing, and TRUNC's may speak of its blocks and of its lanes. Keys are checked when a
 file is read, values when it is used, since they depend on R.
 """
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 from sglang_trunc.core.options import OPTIONS, OptionError, as_object, checked_keys
 
 SECTIONS = {algorithm.lower(): algorithm for algorithm in OPTIONS}
+COSTS = ".cost.json"
 PRESET_KEYS = ("model", "match", *SECTIONS, "notes")
 
 
@@ -50,7 +53,8 @@ class Preset(NamedTuple):
 
 
 def load_presets(folder: Traversable | None = None) -> list[Preset]:
-    files = {file.name: file for file in (folder or preset_folder()).iterdir() if file.name.endswith(".json")}
+    found = (folder or preset_folder()).iterdir()
+    files = {file.name: file for file in found if file.name.endswith(".json") and not file.name.endswith(COSTS)}
     return [parse_preset(name, files[name].read_text(encoding="utf-8")) for name in sorted(files)]
 
 

@@ -1,7 +1,8 @@
-"""Where a server's cost table comes from: a file that was named, an earlier start on this machine, or a measurement.
+"""Where a server's cost table comes from: a file that was named, configs/, an earlier start, or a measurement.
 
 A kept table names what it was made for (model, shape, dtype, device, threads, versions), and is used for nothing else.
-Deleting the file has it measured again; a folder that cannot be written costs a measurement a start.
+Deleting the file has it measured again; a folder that cannot be written costs a measurement a start. Copied to configs/
+as ``NAME.cost.json``, it serves every model of the shape on that device, whatever the versions.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sglang_trunc.core.cycle_cost import CostTable, table_from
-from sglang_trunc.core.presets import ModelShape
+from sglang_trunc.core.presets import COSTS, ModelShape, preset_folder
 from sglang_trunc.engine import cost
 from sglang_trunc.engine.names import CACHE_ENV, COST_ENV
 from sglang_trunc.engine.options import read_table
@@ -36,6 +38,9 @@ def table_for(runner: RowRunner, model_config: Any, most: int) -> CostTable:
         logger.info("cost table from %s", named)
         return read_table(Path(named))
     made_for = _made_for(model_config, runner.req_to_token.device, most)
+    if (shipped := _shipped(made_for, preset_folder())) is not None:
+        logger.info("cost table from %s", shipped.name)
+        return table_from(json.loads(shipped.read_text(encoding="utf-8")))
     path = _path(made_for)
     with suppress(OSError, ValueError):
         kept = json.loads(path.read_text(encoding="utf-8"))
@@ -70,6 +75,18 @@ def device_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return device.type
+
+
+def _shipped(made_for: Mapping[str, Any], folder: Traversable) -> Traversable | None:
+    """A file of configs/ that was made for this shape, dtype, device and number of threads, and for as many rows."""
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if not file.name.endswith(COSTS):
+            continue
+        theirs = json.loads(file.read_text(encoding="utf-8"))["made_for"]
+        same = all(theirs[key] == made_for[key] for key in ("shape", "dtype", "device", "threads"))
+        if same and theirs["rows"] >= made_for["rows"]:
+            return file
+    return None
 
 
 def _path(made_for: Mapping[str, Any]) -> Path:

@@ -132,3 +132,8 @@ def test_no_preset_chooses_a_policy_or_relaxes():
 def test_presets_are_found_from_this_installation():
     names = {file.name for file in preset_folder().iterdir()}
     assert {path.name for path in (ROOT / "configs").glob("*.json")} <= names
+
+
+def test_cost_tables_are_no_presets(tmp_path):
+    (tmp_path / "a.cost.json").write_text("{}")
+    assert load_presets(tmp_path) == []

@@ -78,6 +78,24 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement(runner, measured, m
     assert "could not be kept" in caplog.text
 
 
+def test_a_table_in_configs_serves_its_shape_and_device(runner, measured, monkeypatch, tmp_path):
+    cost_store.table_for(runner, config(), 16)
+    (kept,) = (tmp_path / "cache").iterdir()
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    (folder / "tiny.json").write_text("{}")
+    (folder / "tiny.cost.json").write_text(kept.read_text().replace("0.02", "0.03"))
+    monkeypatch.setattr(cost_store, "preset_folder", lambda: folder)
+    for changes, most, shipped in (
+        ({}, 16, True),
+        ({"model_path": "/models/other"}, 8, True),
+        ({}, 32, False),
+        ({"dtype": torch.bfloat16}, 16, False),
+    ):
+        table = cost_store.table_for(runner, config(**changes), most)
+        assert (table.tick[4] == 0.03) is shipped
+
+
 def test_a_named_file_is_used_as_it_is(runner, measured, monkeypatch, tmp_path):
     (tmp_path / "mine.json").write_text(JSON)
     monkeypatch.setenv(COST_ENV, str(tmp_path / "mine.json"))
