@@ -119,9 +119,9 @@ class ChainPaths:
         self.readouts[len(nodes)] += 1
         logits = torch.zeros(len(nodes), self._columns)
         for row, key in enumerate(_keys(nodes)):
-            token, probability = self._paths[key].says(self._depths[key])
-            odds = max(probability, 1.01 / self._columns) * (self._columns - 1) / max(1 - probability, 1e-6)
-            logits[row, self._number(token)] = torch.tensor(odds).log()
+            said = self._paths[key].says(self._depths[key])
+            odds = max(said.probability, 1.01 / self._columns) * (self._columns - 1) / max(1 - said.probability, 1e-6)
+            logits[row, self._number(said.token)] = torch.tensor(odds).log()
         return logits
 
     def _number(self, token: int) -> int:

@@ -44,7 +44,7 @@ def refusal(
 
 def test_option_out_of_range(tiny_checkpoint):
     said = refusal(tiny_checkpoint("ouro"), SGLANG_TRUNC_D1="5")
-    assert "d1 is 5 (from environment variable SGLANG_TRUNC_D1), but must be an integer from 1 to 4." in said
+    assert "d1 is 5 (from environment variable SGLANG_TRUNC_D1), but must be a divisor of R = 4" in said
 
 
 def test_second_depth_at_full_depth(tiny_checkpoint):
